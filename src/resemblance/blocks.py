@@ -1,0 +1,95 @@
+"""Packed symmetric matrices: a correlation triangle in fixed point, a diagonal in float32.
+
+Exact kernels inside blocks of samples are the accurate estimator of this package, and they are
+what fills its files, so they are stored small. A kernel is K = D C D with D the root of its
+diagonal and |C| ≤ 1; the strict lower triangle of C is kept as int16 (blocks) or as a 24-bit
+integer (buckets, whose roots are taken). Fixed point suits numbers bounded by one: near ±1, where
+features with a large mean live, int16 is 16 times finer than float16 of the same size.
+
+Rows come first in the packing, so the triangle of a smaller block is a prefix of a larger one's
+and a short last block needs no format of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+_ONE16 = 2**15 - 1
+_ONE24 = 2**23 - 1
+
+
+@functools.lru_cache(maxsize=8)
+def _lower(size: int) -> tuple[Tensor, Tensor]:
+    rows, columns = torch.tril_indices(size, size, -1)
+    return rows, columns
+
+
+def gram(x: Tensor) -> Tensor:  # (n, d) -> (n, n)
+    """The kernel of the rows of x, in float32 whatever the dtype of x."""
+    x = x.float()
+    return x @ x.T
+
+
+def _correlations(kernel: Tensor) -> tuple[Tensor, Tensor]:  # (..., n, n) -> (..., t), (..., n)
+    """The strict lower triangle of the correlation matrix in float64, and the diagonal."""
+    diagonal = kernel.diagonal(dim1=-2, dim2=-1).double().clamp_min(0)
+    rows, columns = _lower(kernel.shape[-1])
+    rows, columns = rows.to(kernel.device), columns.to(kernel.device)
+    scale = diagonal.sqrt()
+    scale = scale[..., rows] * scale[..., columns]
+    triangle = kernel[..., rows, columns].double()
+    # A row of zeros has no direction: its correlations are zero, and so are its kernel entries.
+    return torch.where(scale > 0, triangle / scale, 0.0).clamp_(-1, 1), diagonal.float()
+
+
+def pack16(kernel: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """A block (n, n), n ≤ size, as an int16 triangle (size·(size-1)/2,) and a diagonal (size,)."""
+    triangle, diagonal = _correlations(kernel)
+    packed = torch.zeros(size * (size - 1) // 2, dtype=torch.int16)
+    packed[: len(triangle)] = (triangle * _ONE16).round_().short().cpu()
+    padded = torch.zeros(size)
+    padded[: len(diagonal)] = diagonal.cpu()
+    return packed, padded
+
+
+def unpack16(triangle: Tensor, diagonal: Tensor) -> Tensor:
+    """Packed blocks (k, t), (k, n) as scaled strict lower triangles (k, t) in float64.
+
+    Returns the entries K_ij, i > j, row by row; the diagonal is exact and stays where it is.
+    """
+    rows, columns = _lower(diagonal.shape[-1])
+    scale = diagonal.double().sqrt()
+    return triangle.double().div_(_ONE16).mul_(scale[:, rows]).mul_(scale[:, columns])
+
+
+def squares(triangles: Tensor, diagonal: Tensor) -> Tensor:
+    """Full symmetric matrices (k, n, n) from lower triangles (k, t) and diagonals (k, n)."""
+    size = diagonal.shape[-1]
+    rows, columns = _lower(size)
+    out = torch.zeros(*diagonal.shape, size, dtype=triangles.dtype)
+    out[..., rows, columns] = triangles
+    out = out + out.transpose(-1, -2)
+    out.diagonal(dim1=-2, dim2=-1).copy_(diagonal)
+    return out
+
+
+def pack24(kernel: Tensor) -> tuple[Tensor, Tensor]:
+    """A kernel (n, n) as three little-endian bytes an entry (t, 3) and a float32 diagonal."""
+    triangle, diagonal = _correlations(kernel)
+    fixed = (triangle * _ONE24).round_().int().cpu() & 0xFFFFFF
+    shifts = torch.tensor([0, 8, 16], dtype=torch.int32)
+    return (fixed[:, None] >> shifts & 0xFF).to(torch.uint8), diagonal.cpu()
+
+
+def unpack24(triangle: Tensor, diagonal: Tensor) -> Tensor:
+    """The kernel (n, n) in float64 that `pack24` stored."""
+    low, middle, high = triangle.int().unbind(-1)
+    fixed = low | middle << 8 | high << 16
+    fixed = torch.where(fixed >= 1 << 23, fixed - (1 << 24), fixed)  # two's complement
+    rows, columns = _lower(len(diagonal))
+    scale = diagonal.double().sqrt()
+    entries = fixed.double() / _ONE24 * scale[rows] * scale[columns]
+    return squares(entries[None], diagonal[None])[0]

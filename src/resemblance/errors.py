@@ -1,0 +1,62 @@
+"""Everything this package raises or warns, as one small tree.
+
+    ResemblanceError
+    ├── LayerError      a layer cannot be found, never runs, or gets no gradient
+    ├── DataError       the data are empty, malformed or not finite
+    ├── TargetError     no useful gradient can be formed from the model's output
+    ├── MismatchError   two Representations cannot be compared or merged
+    ├── FormatError     a file is damaged, truncated, or of another kind or version
+    └── MissingExtra    an optional package is needed
+
+    ResemblanceWarning  the answer stands, but read this first
+
+Every message says what was expected, what was found and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ResemblanceError(Exception):
+    """The root of every error that this package raises on purpose."""
+
+
+class LayerError(ResemblanceError):
+    """A layer cannot be found, never runs, or gets no gradient."""
+
+
+class DataError(ResemblanceError):
+    """The data are empty, malformed or not finite."""
+
+
+class TargetError(ResemblanceError):
+    """No useful gradient can be formed from the model's output."""
+
+
+class MismatchError(ResemblanceError):
+    """Two Representations cannot be compared or merged."""
+
+
+class FormatError(ResemblanceError):
+    """A file is damaged, truncated, or of another kind or version."""
+
+
+class MissingExtra(ResemblanceError):  # noqa: N818 - it names what is missing
+    """An optional package is needed; the message says which install brings it."""
+
+
+class ResemblanceWarning(UserWarning):
+    """The answer stands, but its reader should know this first."""
+
+
+def nearest(name: str, candidates: Iterable[str], count: int = 5) -> str:
+    """The candidates closest to a misspelt name, as text for an error message.
+
+    >>> nearest("layer1.O", ["layer1.0", "layer1.1", "fc"])
+    'layer1.0, layer1.1'
+    """
+    known = list(candidates)
+    close = difflib.get_close_matches(name, known, n=count, cutoff=0.5) or known[:count]
+    return ", ".join(close)
