@@ -1,0 +1,108 @@
+"""Figures from plain arrays: a map of scores, curves over layers, a clustered map of models.
+
+Everything returns a matplotlib `Figure` of its own: nothing is shown, and no global state is
+touched. The colour map is cividis, which reads the same with and without colour vision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = "cividis"
+_INK = "#333333"
+
+
+def figure(width: float, height: float) -> Figure:
+    """An empty figure with a constrained layout."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def heatmap(
+    axes: Axes,
+    values: np.ndarray,  # (rows, columns)
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    low: float = 0.0,
+    high: float = 1.0,
+) -> Any:
+    """A map with layer names, and the values where they fit; NaN is left blank."""
+    image = axes.imshow(values, cmap=COLOURS, vmin=low, vmax=high, aspect="auto")
+    for axis, names, turn in ((axes.yaxis, rows, 0), (axes.xaxis, columns, 90)):
+        step = -(-len(names) // 32)  # more names than this overlap
+        axis.set_ticks(range(0, len(names), step), [shorten(n) for n in names[::step]])
+        axis.set_tick_params(labelrotation=turn, labelsize=8, length=0)
+    if len(columns) <= 14 and len(rows) <= 20:
+        for (i, j), value in np.ndenumerate(values):
+            if np.isfinite(value):
+                bright = (value - low) / (high - low) > 0.55
+                colour = "black" if bright else "white"
+                axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    return image
+
+
+def curve(
+    axes: Axes,
+    values: np.ndarray,
+    stderr: np.ndarray,
+    names: Sequence[str],
+    *,
+    label: str | None = None,
+    chance: np.ndarray | None = None,  # mean and 95 % quantile, (2, layers)
+) -> None:
+    """A line over layers with bars of two standard errors, above a shaded chance level."""
+    x = np.arange(len(values))
+    axes.errorbar(x, values, yerr=2 * np.nan_to_num(stderr), fmt="o-", ms=4, capsize=2, label=label)
+    if chance is not None:
+        axes.fill_between(x, chance[0], chance[1], color="0.8", lw=0, label="chance (mean to 95 %)")
+    step = -(-len(names) // 24)
+    axes.set_xticks(x[::step], [shorten(n) for n in names[::step]], rotation=90, fontsize=8)
+    axes.grid(axis="y", color="0.9", lw=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def clustered(
+    scores: np.ndarray, names: Sequence[str], order: Sequence[int], links: np.ndarray, title: str
+) -> Figure:
+    """A models × models map in the order of its dendrogram, which stands beside it.
+
+    `links` (n-1, 4) are merges (left, right, height, size) as in SciPy's hierarchy.
+    """
+    n = len(names)
+    side = min(14.0, max(5.0, 0.32 * n + 2.5))
+    fig = figure(side * 1.25, side)
+    tree, axes = fig.subplots(1, 2, width_ratios=[1, 4])
+    axes.sharey(tree)
+    place = {leaf: float(position) for position, leaf in enumerate(order)}
+    height = dict.fromkeys(order, 0.0)
+    for i, (left, right, level, _) in enumerate(links):
+        y = [place[int(left)], place[int(right)]]
+        x = [height[int(left)], level, level, height[int(right)]]
+        tree.plot(x, [y[0], *y, y[1]], color=_INK, lw=1)
+        place[n + i], height[n + i] = float(np.mean(y)), float(level)
+    tree.invert_xaxis()
+    tree.set_xlabel("1 − similarity", fontsize=8)
+    tree.spines[["top", "right", "left"]].set_visible(False)
+    tree.tick_params(labelsize=7, labelleft=False, left=False)
+    labels = [names[i] for i in order]
+    image = heatmap(axes, scores[np.ix_(order, order)], labels, labels)
+    axes.yaxis.tick_right()
+    fig.colorbar(image, ax=axes, shrink=0.7, pad=0.02)
+    fig.suptitle(title, fontsize=11)
+    return fig
+
+
+def shorten(name: str, limit: int = 28) -> str:
+    """A long dotted name with its middle left out."""
+    return name if len(name) <= limit else f"{name[: limit // 2 - 1]}…{name[-limit // 2 :]}"
