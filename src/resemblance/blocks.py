@@ -55,14 +55,14 @@ def pack16(kernel: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return packed, padded
 
 
-def unpack16(triangle: Tensor, diagonal: Tensor) -> Tensor:
-    """Packed blocks (k, t), (k, n) as scaled strict lower triangles (k, t) in float64.
+def unpack16(triangle: Tensor, diagonal: Tensor, *, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Packed blocks (k, t), (k, n) as scaled strict lower triangles (k, t).
 
     Returns the entries K_ij, i > j, row by row; the diagonal is exact and stays where it is.
     """
     rows, columns = _lower(diagonal.shape[-1])
-    scale = diagonal.double().sqrt()
-    return triangle.double().div_(_ONE16).mul_(scale[:, rows]).mul_(scale[:, columns])
+    scale = diagonal.to(dtype).sqrt()
+    return triangle.to(dtype).div_(_ONE16).mul_(scale[:, rows]).mul_(scale[:, columns])
 
 
 def squares(triangles: Tensor, diagonal: Tensor) -> Tensor:

@@ -54,8 +54,8 @@ class ResemblanceWarning(UserWarning):
 def nearest(name: str, candidates: Iterable[str], count: int = 5) -> str:
     """The candidates closest to a misspelt name, as text for an error message.
 
-    >>> nearest("layer1.O", ["layer1.0", "layer1.1", "fc"])
-    'layer1.0, layer1.1'
+    >>> nearest("layer1.conv", ["layer1.conv1", "layer2.conv2", "fc"])
+    'layer1.conv1, layer2.conv2'
     """
     known = list(candidates)
     close = difflib.get_close_matches(name, known, n=count, cutoff=0.5) or known[:count]

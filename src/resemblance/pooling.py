@@ -23,10 +23,19 @@ NAMES = ("flatten", "mean", "first", "last")
 def check(pool: Pool) -> str:
     """The name of a pooling, or an error that lists them."""
     if callable(pool):
-        return f"function {getattr(pool, '__qualname__', type(pool).__name__)}"
+        return called(pool)
     if pool not in NAMES:
         raise DataError(f"pool must be one of {', '.join(NAMES)} or a function; found {pool!r}")
     return pool
+
+
+def called(function: Callable[..., object]) -> str:
+    """How a user's function is named in settings.
+
+    >>> called(max)
+    'function max'
+    """
+    return f"function {getattr(function, '__qualname__', type(function).__name__)}"
 
 
 def apply(pool: Pool, x: Tensor, mask: Tensor | None, *, gradient: bool) -> Tensor:  # -> (n, d)

@@ -7,13 +7,9 @@ for each batch, and adds every layer's features and gradients to blocks, buckets
 
 from __future__ import annotations
 
-import contextlib
-import datetime
-import hashlib
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,14 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from . import data as sources
-from . import pooling, targets
-from .accumulate import Accumulator, Plan
-from .capture import Capture, select, trace, untouched, unwrap
-from .errors import DataError, LayerError, ResemblanceWarning, TargetError
+from . import fingerprint, pooling, targets
+from .batches import inputs_of, is_padded, join, size, to_device
+from .capture import Capture, untouched, unwrap
+from .errors import DataError, ResemblanceWarning, TargetError
+from .layers import select, trace
+from .progress import progress as progress_bar
 from .representation import Representation, Settings
-from .sketch import CountSketch, mix
+from .sketch import CountSketch
+from .state import PassState
 
 _BUCKET_BYTES = 64 * 2**20  # a layer's accumulators stay below this unless max_dim says otherwise
+_SORTED = 0.02  # of the variance between blocks: a stream above this is warned about
 
 
 def record(
@@ -70,7 +70,8 @@ def record(
             `(inputs, labels)` or a dict of the model's keyword arguments. An iterable is taken in
             its own order; everything else is visited in a seeded random order, whatever the
             loader's batch size or shuffling.
-        layers: `"auto"`, names, globs, or a list of them; `name:in` is a module's input.
+        layers: `"auto"`, names, globs, or a list of them; `name:in` is a module's input, and
+            `name#2` what a module gives the second time it runs.
         pool: how a layer's output becomes a vector: flatten, mean, first, last, or a function.
         target: `"tempered"` (no labels), `"labels"`, or a function (outputs, batch) -> losses (n,).
         beta: the temperature of the tempered prediction, q ∝ p^beta.
@@ -101,59 +102,83 @@ def record(
     model = unwrap(model)
     if not isinstance(model, nn.Module):
         raise DataError(f"expected a torch.nn.Module, found {type(model).__name__}")
-    if on_bad not in ("raise", "skip"):
-        raise DataError(f'on_bad must be "raise" or "skip"; found {on_bad!r}')
-    sketch = _sketch(buckets, seed, per_sample)
-    shard = _check_shard(shard)
-    pool_name = pooling.check(pool)
-    losses = targets.losses(target, beta, logits) if gradients else None
-    device = next((p.device for p in [*model.parameters(), *model.buffers()]), None)
-    if any(p.is_inference() for p in model.parameters()):
+    weights = [*model.parameters(), *model.buffers()]
+    if any(weight.is_inference() for weight in weights):
         raise DataError(
-            "the model's parameters were made inside torch.inference_mode, and autograd cannot use "
+            "the model's weights were made inside torch.inference_mode, and autograd cannot use "
             "them; build or load the model outside of it"
         )
+    device = next((weight.device for weight in weights), None)
+    losses = targets.losses(target, beta, logits) if gradients else None
+    settings = _settings(
+        seed=seed,
+        buckets=buckets,
+        per_sample=per_sample,
+        block=block,
+        blocks=blocks,
+        max_dim=max_dim,
+        pool=pooling.check(pool),
+        target=_target_name(target) if gradients else "none",
+        beta=beta,
+        elementwise=elementwise,
+    )
+    shard = _check_choices(batch_size, on_bad, shard)
+    run = call or _run
     with untouched(model):
         source = sources.source(data, seed=seed, block=block, batch_size=batch_size, shard=shard)
-        settings = _settings(
-            seed,
-            sketch,
-            source.block,
-            blocks,
-            max_dim,
-            pool_name,
-            target,
-            beta,
-            gradients,
-            elementwise,
-        )
-        run = _runner(call)
-        first = sources.to_device(source.first, device)
-        calls = trace(model, lambda: run(model, first))
-        taps = select(model, layers, calls)
-        state = _Pass(settings, sketch, [tap.name for tap in taps], pool, on_bad, source.ordered)
+        settings = replace(settings, block=source.block)
+        first = to_device(source.first, device)
+        taps = select(model, layers, trace(model, lambda: run(model, first)))
+        state = PassState(settings, [tap.name for tap in taps], pool, on_bad, device)
         capture = Capture(model, taps, state.consume, gradients=gradients)
-        with capture, _progress(progress, source.expected, model) as advance:
-            _try_out(capture, state, model, run, losses, first, target, logits)
-            for chunks in source.batches():
-                batch = sources.to_device(sources.join([c.batch for c in chunks]), device)
-                state.begin(chunks, batch, device, data_id)
-                capture.run(
-                    lambda batch=batch: run(model, batch),
-                    lambda outputs, batch=batch: losses(outputs, batch),  # type: ignore[misc]
-                    state.count,
+
+        def one_batch(batch: Any, check: Callable[[Any], None] | None = None) -> None:
+            def losses_of(outputs: Any) -> Tensor:
+                assert losses is not None
+                if check is not None:
+                    check(outputs)
+                return _per_sample(losses(outputs, batch), size(batch))
+
+            capture.run(lambda: run(model, batch), losses_of, size(batch))
+
+        with capture, progress_bar(progress, source.expected, type(model).__name__) as advance:
+            with state.trial() as reached:  # what cannot work fails now and says why
+                one_batch(first, None if callable(target) else _refuse_probabilities(logits))
+            if gradients and not reached:
+                raise TargetError(
+                    "the gradient of the loss is zero at every layer: nothing but zeros would be "
+                    "recorded; check the target, or record features alone with gradients=False"
                 )
+            if pool == "flatten" and is_padded(first):
+                warnings.warn(_PADDED, ResemblanceWarning, stacklevel=2)
+            for chunks in source.batches():
+                batch = to_device(join([chunk.batch for chunk in chunks]), device)
+                state.begin(chunks, batch, data_id)
+                one_batch(batch)
                 state.end()
-                advance(state.count)
+                advance(size(batch))
+    share = 0.0 if source.ordered else state.order.share_between()
+    if share > _SORTED:
+        warnings.warn(_SORTED_STREAM.format(share, taps[-1].name), ResemblanceWarning, stacklevel=2)
     dtype = next((str(p.dtype).removeprefix("torch.") for p in model.parameters()), "none")
     return state.result(
         model={
             "name": name or type(model).__name__,
-            "fingerprint": _model_fingerprint(model),
+            "fingerprint": fingerprint.of_weights(model),
             "parameters": sum(p.numel() for p in model.parameters()),
         },
-        data={"id": data_id, "total": source.total, "shards": [list(shard)]},
-        made={"dtype": dtype, "device": str(device or "cpu"), "torch": torch.__version__},
+        data={
+            "id": data_id,
+            "total": source.total,
+            "order": "seeded" if source.ordered else "stream",
+            "shards": [list(shard)],
+        },
+        made={
+            "dtype": dtype,
+            "autocast": _autocast(device),
+            "device": str(device or "cpu"),
+            "torch": torch.__version__,
+        },
         keep_sums=keep_sums or shard != (0, 1),
     )
 
@@ -173,6 +198,9 @@ def record_arrays(
     blocks: int = 64,
     max_dim: int | str | None = "auto",
     batch_size: int = 128,
+    shard: tuple[int, int] | None = None,
+    keep_sums: bool = False,
+    on_bad: str = "raise",
 ) -> Representation:
     """A Representation from features and gradients that come from elsewhere (JAX, NumPy, disk).
 
@@ -200,267 +228,99 @@ def record_arrays(
     lengths = {key: len(value) for part in (f, g or {}) for key, value in part.items()}
     if not f or len(set(lengths.values())) != 1:
         raise DataError(f"expected arrays of one length, found {lengths or 'none'}")
-    if g is not None and (
-        list(g) != list(f) or any(np.shape(g[key]) != np.shape(f[key]) for key in f)
-    ):
+    shapes = [{key: tuple(value.shape) for key, value in part.items()} for part in (f, g or f)]
+    if list(shapes[0].items()) != list(shapes[1].items()):
         raise DataError(
             "expected gradients of the same layers and shapes as the features, found "
-            f"{ {k: np.shape(v) for k, v in g.items()} } for { {k: np.shape(v) for k, v in f.items()} }"
+            f"{shapes[1]} for {shapes[0]}"
         )
     total = next(iter(lengths.values()))
-    sketch = _sketch(buckets, seed, per_sample)
-    source = sources.source(
-        np.arange(total), seed=seed, block=block, batch_size=batch_size, shard=(0, 1)
-    )
     settings = _settings(
-        seed,
-        sketch,
-        source.block,
-        blocks,
-        max_dim,
-        "flatten",
-        target,
-        0.0,
-        g is not None,
-        elementwise,
+        seed=seed,
+        buckets=buckets,
+        per_sample=per_sample,
+        block=block,
+        blocks=blocks,
+        max_dim=max_dim,
+        pool="flatten",
+        target="none" if g is None else target,
+        beta=None,
+        elementwise=elementwise,
     )
-    state = _Pass(settings, sketch, list(f), "flatten", "raise", ordered=True)
+    shard = _check_choices(batch_size, on_bad, shard)
+    source = sources.source(
+        np.arange(total), seed=seed, block=block, batch_size=batch_size, shard=shard
+    )
+    settings = replace(settings, block=source.block)
+    state = PassState(settings, list(f), "flatten", on_bad)
     for chunks in source.batches():
         rows = np.concatenate([chunk.indices for chunk in chunks])
-        state.begin(chunks, torch.from_numpy(rows), None, data_id)
+        state.begin(chunks, torch.from_numpy(rows), data_id)
         for i, key in enumerate(f):
-            pair = [f[key]] if g is None else [f[key], g[key]]
-            taken = [_rows(array, rows) for array in pair]
-            state.consume(i, taken[0], taken[1] if g is not None else None)
+            state.consume(i, _rows(f[key], rows), None if g is None else _rows(g[key], rows))
         state.end()
     return state.result(
         model={"name": name, "fingerprint": None, "parameters": None},
-        data={"id": data_id, "total": total, "shards": [[0, 1]]},
-        made={"dtype": str(np.asarray(next(iter(f.values()))[:1]).dtype), "device": "cpu"},
-        keep_sums=False,
+        data={"id": data_id, "total": total, "order": "seeded", "shards": [list(shard)]},
+        made={
+            "dtype": str(next(iter(f.values())).dtype).removeprefix("torch."),
+            "autocast": None,
+            "device": "cpu",
+            "torch": torch.__version__,
+        },
+        keep_sums=keep_sums or shard != (0, 1),
     )
 
 
-class _Pass:
-    """The state of one pass: an Accumulator a layer, and what is shared between layers."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        sketch: CountSketch | None,
-        names: list[str],
-        pool: pooling.Pool,
-        on_bad: str,
-        ordered: bool,
-    ) -> None:
-        self.settings, self.sketch, self.names, self.pool = settings, sketch, names, pool
-        self.on_bad, self.ordered = on_bad, ordered
-        self.layers: dict[int, Accumulator] = {}
-        self.samples = self.skipped = self.count = 0
-        self.sizes: list[int] = []
-        self.numbers: list[int] = []
-        self.signs = torch.zeros(settings.buckets)
-        self._sum_of_hashes = 0
-        self._trial: set[int] | None = None
-
-    def begin(
-        self,
-        chunks: Sequence[sources.Chunk],
-        batch: Any,
-        device: torch.device | None,
-        data_id: str | None,
-    ) -> None:
-        """Fix what is common to all layers of the next batch."""
-        self._indices = np.concatenate([chunk.indices for chunk in chunks])
-        self._lengths = [(chunk.number, len(chunk.indices)) for chunk in chunks]
-        self._device = device
-        self._mask = sources.attention_mask(batch)
-        self.count = len(self._indices)
-        if data_id is not None:
-            digest = hashlib.blake2b(data_id.encode(), digest_size=8).digest()
-            self._hashes = np.full(self.count, np.frombuffer(digest, np.uint64)[0])
-        else:
-            self._hashes = sources.fingerprints(sources.tree_map(lambda leaf: leaf, batch))
-        self._finite: dict[int, Tensor] = {}
-        self._held: dict[int, tuple[Tensor, Tensor | None]] = {}
-        if self.on_bad == "raise":
-            self._plan = self._make_plan(np.ones(self.count, bool))
-
-    def consume(self, i: int, features: Tensor, gradients: Tensor | None) -> None:
-        """Take in one layer's features and gradients of the present batch."""
-        if self._trial is not None:
-            if gradients is not None and bool((gradients != 0).any()):
-                self._trial.add(i)
-            return
-        shape = tuple(features.shape[1:])
-        f = pooling.apply(self.pool, features, self._mask, gradient=False)
-        g = (
-            None
-            if gradients is None
-            else pooling.apply(self.pool, gradients, self._mask, gradient=True)
-        )
-        if i not in self.layers:
-            self.layers[i] = Accumulator(self.names[i], shape, f.shape[1], self.settings)
-        layer = self.layers[i]
-        if f.shape[1] != layer.dim:
-            raise DataError(
-                f"layer {layer.name!r}: expected vectors of width {layer.dim} as in the first batch, "
-                f'found {f.shape[1]}; with inputs of varying size use pool="mean", "first" or "last"'
-            )
-        if self.on_bad == "skip":  # a sample is left out of all layers, so all must be seen first
-            finite = torch.isfinite(f).all(1)
-            if g is not None:
-                finite &= torch.isfinite(g).all(1)
-            self._finite[i], self._held[i] = finite, (f, g)
-        else:
-            self._finite[i] = torch.isfinite(layer.add(f, g, self._plan))
-
-    def end(self) -> None:
-        """Finish the batch: refuse or leave out what was not finite."""
-        finite = torch.stack([self._finite[i] for i in sorted(self._finite)]).cpu().numpy()
-        keep = finite.all(0)
-        if self.on_bad == "skip":
-            self._plan = self._make_plan(keep)
-            rows = torch.from_numpy(np.flatnonzero(keep))
-            for i, (f, g) in sorted(self._held.items()):
-                if len(rows):
-                    at = rows.to(f.device)
-                    self.layers[i].add(f[at], None if g is None else g[at], self._plan)
-            self._held = {}
-        elif not keep.all():
-            row = int(np.flatnonzero(~keep)[0])
-            layer = self.names[sorted(self._finite)[int(np.flatnonzero(~finite[:, row])[0])]]
-            raise DataError(
-                f"NaN or Inf (or a norm beyond float32) in layer {layer!r} at sample "
-                f'{self._indices[row]}; repair the sample or the model, or pass on_bad="skip"'
-            )
-        self.samples += int(keep.sum())
-        self.skipped += int((~keep).sum())
-        hashes = mix(self._hashes[keep], self._indices[keep].astype(np.uint64)[:, None])
-        self._sum_of_hashes = (self._sum_of_hashes + int(hashes.astype(object).sum())) % 2**64
-
-    def _make_plan(self, keep: np.ndarray) -> Plan:
-        """Rows to buckets and blocks; blocks that lost samples are shorter."""
-        device = self._device or torch.device("cpu")
-        spans: list[tuple[int, int]] = []
-        start = done = 0
-        for number, length in self._lengths:
-            kept = int(keep[start : start + length].sum())
-            start += length
-            if number < self.settings.blocks and kept:
-                spans.append((done, done + kept))
-                self.sizes.append(kept)
-                self.numbers.append(number)
-            done += kept
-        h, s = (self.sketch or CountSketch(1)).assign(self._indices[keep])
-        if self.sketch:
-            self.signs.index_add_(0, h.flatten(), s.flatten())
-        return Plan(h.to(device), s.to(device), spans)
-
-    @contextlib.contextmanager
-    def trial(self) -> Iterator[set[int]]:
-        """Consume nothing, but note which layers get a gradient that is not all zero."""
-        self._trial = set()
-        try:
-            yield self._trial
-        finally:
-            self._trial = None
-
-    def result(
-        self, *, model: dict[str, Any], data: dict[str, Any], made: dict[str, Any], keep_sums: bool
-    ) -> Representation:
-        from . import __version__
-
-        if not self.samples:
-            raise DataError("every sample was skipped as not finite: nothing was recorded")
-        rep = Representation(
-            layers=tuple(
-                self.layers[i].result(self.signs if self.sketch else None, self.samples)
-                for i in sorted(self.layers)
-            ),
-            settings=self.settings,
-            samples=self.samples,
-            model=MappingProxyType(model),
-            data=MappingProxyType(
-                {
-                    **data,
-                    "fingerprint": f"{self._sum_of_hashes:016x}",
-                    "order": "seeded" if self.ordered else "stream",
-                    "skipped": self.skipped,
-                }
-            ),
-            made=MappingProxyType(
-                {
-                    **made,
-                    "resemblance": __version__,
-                    "date": datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds"),
-                }
-            ),
-            block_sizes=tuple(self.sizes),
-            block_numbers=tuple(self.numbers),
-        )
-        if not self.ordered:
-            _warn_if_sorted(rep)
-        return rep if keep_sums else rep.without_sums()
+_PADDED = (
+    'sequences are padded and pool="flatten" records the padding as well; use pool="mean", "first" '
+    'or "last", which honour the attention mask'
+)
+_SORTED_STREAM = (
+    "the stream looks sorted: {:.0%} of the variance at {!r} lies between blocks of successive "
+    "samples, where random order gives none. Scores from blocks will be biased; shuffle the "
+    "stream, or pass a data set, which is visited in random order"
+)
 
 
-def _try_out(
-    capture: Capture,
-    state: _Pass,
-    model: nn.Module,
-    run: Callable[[nn.Module, Any], Any],
-    losses: targets.Losses | None,
-    first: Any,
-    target: targets.Target,
-    logits: Callable[[Any], Tensor] | None,
-) -> None:
-    """Two samples there and back, so that what cannot work fails now and says why."""
+def _run(model: nn.Module, batch: Any) -> Any:
+    """How a model is run on a batch by convention."""
+    inputs = inputs_of(batch)
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
-    def probe(outputs: Any) -> Tensor:
-        assert losses is not None
-        if not callable(target):
-            targets.refuse_probabilities(outputs, logits)
-        each = losses(outputs, first)
-        if not isinstance(each, Tensor) or each.shape != (count,):
-            found = tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__
-            raise TargetError(f"expected one loss for each of {count} samples, found {found}")
-        return each
 
-    count = sources.size(first)
-    with state.trial() as reached:
-        capture.run(lambda: run(model, first), probe, count)
-    if losses is not None and not reached:
+def _per_sample(losses: Any, count: int) -> Tensor:
+    if not isinstance(losses, Tensor) or losses.shape != (count,):
+        found = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses)
         raise TargetError(
-            "the gradient of the loss is zero at every layer: nothing but zeros would be recorded; "
-            "check the target, or record features alone with gradients=False"
+            f"expected one loss for each of {count} samples, a tensor of shape ({count},), found "
+            f"{found}; do not average over the batch"
         )
-    mask = sources.attention_mask(first)
-    if state.pool == "flatten" and mask is not None and bool((mask == 0).any()):
-        warnings.warn(
-            'sequences are padded and pool="flatten" records the padding as well; use pool="mean", '
-            '"first" or "last", which honour the attention mask',
-            ResemblanceWarning,
-            stacklevel=3,
-        )
+    return losses
 
 
-def _runner(call: Callable[[nn.Module, Any], Any] | None) -> Callable[[nn.Module, Any], Any]:
-    """How a model is run on a batch: the caller's way, or by convention."""
-    if call is not None:
-        return call
-
-    def run(model: nn.Module, batch: Any) -> Any:
-        inputs = sources.inputs_of(batch)
-        return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-
-    return run
+def _refuse_probabilities(logits: targets.FindLogits | None) -> Callable[[Any], None]:
+    return lambda outputs: targets.refuse_probabilities(outputs, logits)
 
 
-def _sketch(buckets: int, seed: int, per_sample: int) -> CountSketch | None:
-    return CountSketch(buckets, seed, per_sample) if buckets else None
+def _target_name(target: targets.Target) -> str:
+    return pooling.called(target) if callable(target) else target
 
 
-def _check_shard(shard: tuple[int, int] | None) -> tuple[int, int]:
+def _autocast(device: torch.device | None) -> str | None:
+    """The dtype that the caller's autocast computes in, if one is on."""
+    kind = device.type if device else "cpu"
+    if not torch.is_autocast_enabled(kind):
+        return None
+    return str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+
+
+def _check_choices(batch_size: int, on_bad: str, shard: tuple[int, int] | None) -> tuple[int, int]:
+    """The shard, (0, 1) for all; or an error about one of these."""
+    if batch_size < 1:
+        raise DataError(f"batch_size must be 1 or more; found {batch_size}")
+    if on_bad not in ("raise", "skip"):
+        raise DataError(f'on_bad must be "raise" or "skip"; found {on_bad!r}')
     i, n = shard or (0, 1)
     if not 0 <= i < n:
         raise DataError(f"shard must be (i, n) with 0 <= i < n; found {shard}")
@@ -468,124 +328,48 @@ def _check_shard(shard: tuple[int, int] | None) -> tuple[int, int]:
 
 
 def _settings(
+    *,
     seed: int,
-    sketch: CountSketch | None,
+    buckets: int,
+    per_sample: int,
     block: int,
     blocks: int,
     max_dim: int | str | None,
     pool: str,
-    target: targets.Target,
-    beta: float,
-    gradients: bool,
+    target: str,
+    beta: float | None,
     elementwise: bool,
 ) -> Settings:
+    """Checked settings, as plain numbers whatever the caller's types."""
     if block < 1 or blocks < 0:
         raise DataError(f"block must be 1 or more and blocks 0 or more; found {block}, {blocks}")
-    if elementwise and not gradients:
+    if elementwise and target == "none":
         raise DataError("elementwise=True needs gradients; record with both or with neither")
-    buckets = sketch.buckets if sketch else 0
+    if buckets:
+        CountSketch(buckets, seed, per_sample)  # refuses what does not fit
     if max_dim == "auto":  # room for features, gradients and elementwise, so that it never varies
         room = _BUCKET_BYTES // (3 * 4 * max(buckets, 1))
         max_dim = 1 << (max(room, 1).bit_length() - 1)
     if max_dim is not None and (isinstance(max_dim, str) or max_dim < 1):
         raise DataError(f'max_dim must be "auto", None or a positive width; found {max_dim!r}')
-    if not gradients:
-        target_name = "none"
-    else:
-        target_name = f"function {target.__qualname__}" if callable(target) else target
     return Settings(
-        seed=seed,
-        buckets=buckets,
-        per_sample=sketch.per_sample if sketch else 1,
-        block=block,
-        blocks=blocks,
-        max_dim=max_dim if buckets else None,
+        seed=int(seed),
+        buckets=int(buckets),
+        per_sample=int(per_sample) if buckets else 1,
+        block=int(block),
+        blocks=int(blocks),
+        max_dim=int(max_dim) if buckets and max_dim is not None else None,
         pool=pool,
-        target=target_name,
-        beta=beta if target_name == "tempered" else None,
-        elementwise=elementwise,
+        target=target,
+        beta=float(beta) if target == "tempered" and beta is not None else None,
+        elementwise=bool(elementwise),
     )
 
 
-def _rows(array: Any, rows: np.ndarray) -> Tensor:
+def _rows(array: Any, rows: np.ndarray) -> Tensor:  # -> (n, d) in float32
     """Some rows of a NumPy, torch or JAX array, or of a memory-mapped file."""
     picked = array[torch.from_numpy(rows)] if isinstance(array, Tensor) else array[rows]
     if not isinstance(picked, Tensor):
-        picked = torch.from_numpy(np.array(picked))
-    return picked.detach().cpu().float().flatten(1) if picked.ndim > 1 else picked.float()[:, None]
-
-
-def _model_fingerprint(model: nn.Module, values: int = 4096) -> str:
-    """A digest of names, shapes and evenly spaced values of the weights: cheap at any size."""
-    digest = hashlib.blake2b(digest_size=8)
-    for key, tensor in sorted(model.state_dict().items()):
-        if not isinstance(tensor, Tensor):
-            continue
-        flat = tensor.detach().reshape(-1)
-        flat = flat[:: max(1, -(-len(flat) // values))].cpu()
-        digest.update(f"{key} {tuple(tensor.shape)}".encode())
-        digest.update(flat.contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _warn_if_sorted(rep: Representation) -> None:
-    """A stream whose blocks differ more from each other than samples in random order would.
-
-    In random order, the mean kernel entry inside blocks and over all pairs of samples estimate the
-    same number. The share of variance between blocks is their difference over the variance.
-    """
-    exact = [layer for layer in rep.layers if not layer.folded]
-    if not exact or not rep.settings.buckets or len(rep.block_sizes) < 4:
-        return
-    layer = exact[-1]
-    triangles, _ = layer.triangles("features")
-    sizes = torch.tensor(rep.block_sizes, dtype=torch.float64)
-    inside = float(2 * triangles.sum() / (sizes * (sizes - 1)).sum())
-    n = rep.samples
-    trace = layer.moments["trace_features"]
-    overall = (n**2 * layer.moments["mean_features"] - trace) / (n * (n - 1))
-    variance = trace / n - overall
-    if variance > 0 and (inside - overall) / variance > 0.02:
-        share = (inside - overall) / variance
-        warnings.warn(
-            f"the stream looks sorted: {share:.0%} of the variance at {layer.name!r} lies between "
-            "blocks of successive samples, where random order gives about none. Scores from blocks "
-            "will be biased; shuffle the stream, or pass a data set, which is visited in random order",
-            ResemblanceWarning,
-            stacklevel=4,
-        )
-
-
-@contextlib.contextmanager
-def _progress(
-    wanted: bool | None, total: int | None, model: nn.Module
-) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error with rate and time left; nothing in pipes unless asked."""
-    if wanted is False or (wanted is None and not sys.stderr.isatty()):
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("recording {task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(type(model).__name__, total=total, rate="")
-
-        def advance(count: int) -> None:
-            bar.advance(task, count)
-            speed = bar.tasks[0].finished_speed or bar.tasks[0].speed
-            bar.update(task, rate=f"{speed:,.0f} samples/s" if speed else "")
-
-        yield advance
+        picked = torch.from_numpy(np.array(picked, dtype=np.float32))
+    picked = picked.detach().cpu().float()
+    return picked.flatten(1) if picked.ndim > 1 else picked[:, None]

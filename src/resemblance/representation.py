@@ -1,17 +1,14 @@
-"""Representation: the frozen summary of one network on one data set, and its file.
+"""Representation: the frozen summary of one network on one data set.
 
 Per layer it holds *blocks* (exact kernels of features and of gradients inside blocks of samples),
 *buckets* (kernels of the CountSketch of all samples) and *moments* (a few sums over all samples);
 once for all layers, the settings and where everything came from. It is made by `record`, read by
-everything else, and saved as one safetensors file with a JSON header (docs/format.md).
+everything else, saved as one file (docs/format.md), and merged from shards.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -19,14 +16,12 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from . import blocks as packing
-from .errors import FormatError, LayerError, MismatchError, nearest
+from . import container
+from .errors import LayerError, MismatchError, nearest
 
-FORMAT = 1
 KINDS = ("features", "gradients", "elementwise")
 
 
@@ -50,7 +45,7 @@ class Settings:
         return self.target != "none"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layer:
     """One layer's share of a Representation. Kernels come out in float64."""
 
@@ -68,8 +63,8 @@ class Layer:
 
     def triangles(self, kind: str) -> tuple[Tensor, Tensor]:
         """Block kernels as strict lower triangles (k, B(B-1)/2) and diagonals (k, B)."""
-        diagonal = self._get(f"{kind}.blocks.diagonal")
-        return packing.unpack16(self._get(f"{kind}.blocks.triangle"), diagonal), diagonal.double()
+        diagonal = self.tensor(f"{kind}.blocks.diagonal")
+        return packing.unpack16(self.tensor(f"{kind}.blocks.triangle"), diagonal), diagonal.double()
 
     def blocks(self, kind: str) -> Tensor:
         """Block kernels as full matrices (k, B, B); a short block is padded with zeros."""
@@ -83,16 +78,17 @@ class Layer:
         which centring the M × M matrix itself is not.
         """
         kernel = packing.unpack24(
-            self._get(f"{kind}.buckets.triangle"), self._get(f"{kind}.buckets.diagonal")
+            self.tensor(f"{kind}.buckets.triangle"), self.tensor(f"{kind}.buckets.diagonal")
         )
         if centre:
-            c = self._get("signs").double()
-            row = self._get(f"{kind}.buckets.mean").double()  # F̃ f̄
+            c = self.tensor("signs").double()
+            row = self.tensor(f"{kind}.buckets.mean").double()  # F̃ f̄
             kernel = kernel - torch.outer(row, c) - torch.outer(c, row)
             kernel = kernel + self.moments[f"mean_{kind}"] * torch.outer(c, c)
         return kernel
 
-    def _get(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Tensor:
+        """A stored tensor by its name in the file, or an error that says how to record it."""
         if name in self.tensors:
             return self.tensors[name]
         part = name.split(".")[0]
@@ -108,7 +104,7 @@ class Layer:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Representation:
     """The frozen summary of one network on one data set.
 
@@ -184,7 +180,7 @@ class Representation:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write one file (by convention .rsm); it appears whole or not at all."""
         tensors = {
-            f"{i}.{key}": value.contiguous()
+            f"{i}.{key}": value
             for i, layer in enumerate(self.layers)
             for key, value in layer.tensors.items()
             if key != "signs"
@@ -192,7 +188,6 @@ class Representation:
         if "signs" in self.layers[0].tensors:
             tensors["signs"] = self.layers[0].tensors["signs"]
         header = {
-            "format": FORMAT,
             "settings": asdict(self.settings),
             "samples": self.samples,
             "model": dict(self.model),
@@ -210,36 +205,13 @@ class Representation:
                 }
                 for layer in self.layers
             ],
-            "crc32": _checksum(tensors),
         }
-        return _write(path, to_safetensors(tensors, {"resemblance": json.dumps(header)}))
+        return container.write(path, header, tensors)
 
 
 def load(path: str | os.PathLike[str]) -> Representation:
     """The Representation in a file that `save` wrote; nothing in it is ever executed."""
-    path = Path(path)
-    if not path.is_file():
-        raise FormatError(f"no file at {path}; expected one written by Representation.save")
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise FormatError(
-            f"{path} is damaged, truncated or not a Representation ({error}); copy or record it again"
-        ) from error
-    if "resemblance" not in metadata:
-        raise FormatError(f"{path} is a safetensors file, but not one of this package's")
-    header = json.loads(metadata["resemblance"])
-    if header["format"] > FORMAT:
-        raise FormatError(
-            f"{path} has format {header['format']}, newer than this version reads ({FORMAT}); "
-            "upgrade resemblance"
-        )
-    if _checksum(tensors) != header["crc32"]:
-        raise FormatError(
-            f"{path} is damaged: its checksum does not match; copy or record it again"
-        )
+    header, tensors = container.read(path)
     shared = {"signs": tensors.pop("signs")} if "signs" in tensors else {}
     parts: list[dict[str, Tensor]] = [dict(shared) for _ in header["layers"]]
     for key, value in tensors.items():
@@ -266,33 +238,6 @@ def load(path: str | os.PathLike[str]) -> Representation:
         block_sizes=tuple(header["block_sizes"]),
         block_numbers=tuple(header["block_numbers"]),
     )
-
-
-def _checksum(tensors: Mapping[str, Tensor]) -> int:
-    crc = 0
-    for key in sorted(tensors):
-        crc = zlib.crc32(key.encode(), crc)
-        crc = zlib.crc32(
-            memoryview(tensors[key].contiguous().reshape(-1).view(torch.uint8).numpy()), crc
-        )
-    return crc
-
-
-def _write(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Write-to-temporary, fsync, rename: a reader sees the old file or the new one, whole."""
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return path
 
 
 # -- accumulators to kernels, and merging -------------------------------------------------------
@@ -330,6 +275,8 @@ def merge(parts: Iterable[Representation], *, keep_sums: bool = False) -> Repres
     if not shards:
         raise MismatchError("nothing to merge: expected at least one shard")
     first = shards[0]
+    if len(shards) == 1:
+        return first if keep_sums or not first.complete else first.without_sums()
     for other in shards[1:]:
         _refuse_unmergeable(first, other)
     taken = [tuple(shard) for part in shards for shard in part.data["shards"]]
@@ -377,7 +324,8 @@ def _refuse_unmergeable(a: Representation, b: Representation) -> None:
     for part in (a, b):
         if part.settings.buckets and not part.mergeable:
             raise MismatchError(
-                f"{part.name!r} dropped its accumulators; record it with shard=(i, n) or keep_sums=True"
+                f"{part.name!r} dropped its accumulators; record it with shard=(i, n) or "
+                "keep_sums=True"
             )
     pairs: list[tuple[str, Any, Any]] = [
         (f"setting {f.name}", getattr(a.settings, f.name), getattr(b.settings, f.name))
@@ -389,6 +337,8 @@ def _refuse_unmergeable(a: Representation, b: Representation) -> None:
         ("layer widths", [layer.dim for layer in a], [layer.dim for layer in b]),
         ("number of shards", a.data["shards"][0][1], b.data["shards"][0][1]),
         ("samples in all", a.data["total"], b.data["total"]),
+        ("data_id", a.data["id"], b.data["id"]),
+        ("order", a.data["order"], b.data["order"]),
     ]
     for what, left, right in pairs:
         if left != right:

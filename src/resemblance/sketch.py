@@ -44,10 +44,10 @@ def _below(bits: np.ndarray, bound: int) -> np.ndarray:
 
 
 def mix(hashes: np.ndarray, words: np.ndarray) -> np.ndarray:  # (n,), (n, w) -> (n,) uint64
-    """Running 64-bit hashes of rows, after reading each row's words."""
+    """Running 64-bit hashes of rows, after reading each row's words; zero words add nothing."""
     keys = _hash(0, _ROW, np.arange(words.shape[1]))
     with np.errstate(over="ignore"):
-        return _mix(_mix(hashes) + _mix(words ^ keys).sum(1, dtype=np.uint64))
+        return _mix(_mix(hashes) + (_mix(words ^ keys) - _mix(keys)).sum(1, dtype=np.uint64))
 
 
 def shuffled(count: int, seed: int) -> np.ndarray:
