@@ -88,7 +88,7 @@ def refuse_probabilities(outputs: Any, logits: FindLogits | None) -> None:
         )
 
 
-def _by_position(z: Tensor) -> Tensor:  # -> (n, positions, classes) in float32
+def _by_position(z: Tensor) -> Tensor:  # -> (n, positions, classes), float32 or better
     """Logits (n, classes), (n, tokens, classes) or (n, classes, height, width) in one shape."""
     classes = z.shape[1] if z.ndim > 3 else z.shape[-1] if z.ndim > 1 else 1
     if classes < 2:
@@ -101,7 +101,8 @@ def _by_position(z: Tensor) -> Tensor:  # -> (n, positions, classes) in float32
         )
     if z.ndim > 3:  # images of logits, as cross_entropy takes them
         z = z.movedim(1, -1)
-    return (z.flatten(1, -2) if z.ndim > 2 else z[:, None]).float()
+    z = z.flatten(1, -2) if z.ndim > 2 else z[:, None]
+    return z.to(torch.promote_types(z.dtype, torch.float32))
 
 
 def _checked_labels(batch: Any, log_p: Tensor) -> Tensor:  # -> (n, positions)
