@@ -93,7 +93,7 @@ class Comparison:
         The alignment maximises the sum of scores over all ways of giving each row a column such
         that later rows never get earlier columns; by dynamic programming, O(rows · columns).
         """
-        scores = np.nan_to_num(self.scores, nan=0.0)
+        scores = np.nan_to_num(self.scores, nan=-1.0)  # an undefined score is never chosen
         best = scores.argmax(1)
         total, came_from = scores[0].copy(), []
         for row in scores[1:]:
@@ -109,9 +109,9 @@ class Comparison:
         return Match(
             rows=self.rows,
             nearest=tuple(self.columns[j] for j in best),
-            nearest_scores=tuple(float(scores[i, j]) for i, j in enumerate(best)),
+            nearest_scores=tuple(float(self.scores[i, j]) for i, j in enumerate(best)),
             aligned=tuple(self.columns[j] for j in path),
-            aligned_scores=tuple(float(scores[i, j]) for i, j in enumerate(path)),
+            aligned_scores=tuple(float(self.scores[i, j]) for i, j in enumerate(path)),
         )
 
     def by_layer(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
@@ -135,12 +135,13 @@ class Comparison:
         which = "same-named" if self.same_layers else "aligned"
         lines = [f"{self.models[0]} and {self.models[1]}: {self.heading}."]
         if np.isnan(value).all():
-            return "\n".join([*lines, "No layer has a defined score.", *self.notes])
+            lines.append("No layer has a defined score.")
+            return "\n".join([*lines, *(f"Note: {note}." for note in self.notes)])
         low, high = int(np.nanargmin(value)), int(np.nanargmax(value))
         lines.append(
             f"Mean over {which} layers {np.nanmean(value):.3f}; most alike at {self.rows[high]} "
-            f"({value[high]:.3f} ± {error[high]:.3f}), least at {self.rows[low]} "
-            f"({value[low]:.3f} ± {error[low]:.3f})."
+            f"({_with_error(value[high], error[high])}), least at {self.rows[low]} "
+            f"({_with_error(value[low], error[low])})."
         )
         if chance is not None:
             above = int((value > chance[1]).sum())
@@ -195,7 +196,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings; NaN becomes None."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        return {name: plain(value) for name, value in asdict(self).items()}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the comparison as JSON; `Comparison.load` reads it."""
@@ -206,27 +207,33 @@ class Comparison:
     def load(path: str | os.PathLike[str]) -> Comparison:
         """The Comparison in a file that `save` wrote."""
         try:
-            content = json.loads(Path(path).read_text())
-            if content.pop("comparison") != 1:
-                raise KeyError("comparison")
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            if content["comparison"] != 1:
+                raise ValueError(f"version {content['comparison']!r}, expected 1")
             values = {f.name: content[f.name] for f in fields(Comparison)}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            shape = (len(values["rows"]), len(values["columns"]))
+            for key in ("scores", "stderr", "chance", "chance_high"):
+                if values[key] is not None:
+                    values[key] = np.array(values[key], dtype=float).reshape(shape)
+            for key in ("models", "rows", "columns", "samples", "notes"):
+                values[key] = tuple(values[key])
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise FormatError(
-                f"{path} is not a comparison written by Comparison.save ({error!r})"
+                f"{path} is not a comparison written by Comparison.save ({error!r}); save it again"
             ) from error
-        for key in ("scores", "stderr", "chance", "chance_high"):
-            if values[key] is not None:
-                values[key] = np.array(values[key], dtype=float)
-        for key in ("models", "rows", "columns", "samples", "notes"):
-            values[key] = tuple(values[key])
         return Comparison(**values)
 
 
-def _plain(value: Any) -> Any:
+def _with_error(value: float, error: float) -> str:
+    return f"{value:.3f}" if np.isnan(error) else f"{value:.3f} ± {error:.3f}"
+
+
+def plain(value: Any) -> Any:
+    """Arrays and tuples as lists, NaN as None: what JSON holds."""
     if isinstance(value, np.ndarray):
-        return [_plain(item) for item in value.tolist()]
+        return [plain(item) for item in value.tolist()]
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return None if isinstance(value, float) and np.isnan(value) else value
 
 
@@ -273,54 +280,21 @@ def compare(
     if estimator not in ESTIMATORS:
         raise DataError(f"estimator must be one of {', '.join(ESTIMATORS)}; found {estimator!r}")
     check_recorded(a, b, kernel)
-    obstacle = no_blocks(a, b, paired=index != "spectral")
-    if estimator == "auto":
-        # NBS grows with fewer samples than directions, and there are more buckets than block rows
-        sketched = index == "nbs" and min(a.settings.buckets, b.settings.buckets) > a.settings.block
-        estimator = "buckets" if obstacle or sketched else "blocks"
-    if index in ("rsa", "cka-debiased") and estimator != "blocks":
-        raise MismatchError(
-            f"{index} needs blocks of shared samples: {obstacle or f'estimator is {estimator!r}'}; "
-            "record both on the same samples, or use index='cka'"
-        )
+    estimator = _choose(a, b, index, estimator)
     if centre is None:
         centre = kernel == "features" and estimator != "paper"
-    notes: list[str] = []
+    paired = same_samples(a, b)
     if estimator == "blocks":
-        if obstacle:
-            raise MismatchError(
-                f"blocks cannot be compared: {obstacle}; record both with the same data, seed and "
-                "block size, or use estimator='buckets'"
-            )
         samples = (sum(a.block_sizes), sum(b.block_sizes))
-        estimate = _from_blocks(a, b, kernel, index, centre)
+        estimate = _from_blocks(a, b, kernel, index, centre, paired)
     else:
-        trouble = difference(a, b, ("seed", "buckets", "per_sample", "max_dim"))
-        if trouble or not a.settings.buckets:
-            raise MismatchError(
-                f"buckets cannot be compared: {trouble or 'none were recorded'}; record both with "
-                "the same sketch"
-            )
         samples = (a.samples, b.samples)
         estimate = from_buckets.scores(a, b, kernel, index, centre, paper=estimator == "paper")
-        if kernel == "product" and estimator == "buckets":
-            notes.append(_PRODUCT)
-    paired = same_samples(a, b)
-    if not paired and index != "spectral":
-        notes.append(_UNPAIRED)
-    if index == "nbs":
-        notes.append(_NBS)
-    if kernel == "transport":
-        notes.append(
-            f"transport inverts K_f on eigenvalues above {kernels.TRANSPORT_FLOOR:g} of their mean"
-        )
-    for names, dead in ((a.layer_names, 1), (b.layer_names, 0)):
-        for name, gone in zip(names, np.isnan(estimate.scores).all(dead), strict=True):
-            if gone:
-                notes.append(f"layer {name!r} is constant on these data: its score is undefined")
-    for note in notes:
-        if note == _UNPAIRED or note.startswith("layer "):
-            warnings.warn(note, ResemblanceWarning, stacklevel=2)
+    notes = _notes(kernel, index, estimator)
+    alarms = [] if paired or index == "spectral" else [_UNPAIRED]
+    alarms += _constant_layers(a, b, estimate.alive)
+    for alarm in alarms:
+        warnings.warn(alarm, ResemblanceWarning, stacklevel=2)
     return Comparison(
         models=(a.name, b.name),
         rows=tuple(a.layer_names),
@@ -335,18 +309,80 @@ def compare(
         estimator=estimator,
         paired=paired,
         samples=samples,
-        notes=tuple(notes),
+        notes=(*notes, *alarms),
     )
 
 
+def _choose(a: Representation, b: Representation, index: str, estimator: str) -> str:
+    """The estimator to use, or an error that says why the one asked for cannot be."""
+    no_block = no_blocks(a, b, paired=index != "spectral")
+    no_bucket = no_buckets(a, b)
+    if estimator == "auto":
+        # NBS grows with fewer samples than directions, and there are more buckets than block rows
+        sketched = index == "nbs" and not no_bucket and a.settings.buckets > a.settings.block
+        estimator = "buckets" if no_block or sketched else "blocks"
+    if index in ("rsa", "cka-debiased") and estimator != "blocks":
+        raise MismatchError(
+            f"{index} needs blocks of shared samples: {no_block or f'estimator is {estimator!r}'}; "
+            "record both on the same samples, or use index='cka'"
+        )
+    if estimator == "blocks" and no_block:
+        raise MismatchError(
+            f"blocks cannot be compared: {no_block}; record both with the same data, seed and "
+            "block size, or use estimator='buckets'"
+        )
+    if estimator != "blocks" and no_bucket:
+        raise MismatchError(
+            f"buckets cannot be compared: {no_bucket}; record both with the same sketch"
+            + (f" (nor can blocks: {no_block})" if no_block else ", or use estimator='blocks'")
+        )
+    return estimator
+
+
 def _from_blocks(
-    a: Representation, b: Representation, kernel: str, index: str, centre: bool
+    a: Representation, b: Representation, kernel: str, index: str, centre: bool, paired: bool
 ) -> from_blocks.Estimate:
     if index == "nbs":
         return from_blocks.nbs_scores(a, b, kernel, centre)
     if index == "spectral":
-        return from_blocks.spectral_scores(a, b, kernel, centre)
+        together = paired and a.block_numbers == b.block_numbers
+        return from_blocks.spectral_scores(a, b, kernel, centre, paired=together)
     return from_blocks.scores(a, b, kernel, index, centre)
+
+
+def _notes(kernel: str, index: str, estimator: str) -> list[str]:
+    """What the reader of a score should know about how it was made."""
+    notes = []
+    if kernel == "product" and estimator == "buckets":
+        notes.append(_PRODUCT)
+    if index == "nbs":
+        notes.append(_NBS)
+    if kernel == "transport":
+        notes.append(
+            f"transport inverts K_f on eigenvalues above {kernels.TRANSPORT_FLOOR:g} of their mean"
+        )
+    return notes
+
+
+def _constant_layers(
+    a: Representation, b: Representation, alive: tuple[np.ndarray, np.ndarray]
+) -> list[str]:
+    """A sentence on each layer whose scores are undefined."""
+    dead = {
+        (rep.name, name): None  # once, also when a network is compared with itself
+        for rep, lives in zip((a, b), alive, strict=True)
+        for name, live in zip(rep.layer_names, lives, strict=True)
+        if not live
+    }
+    return [constant_layer(model, name) for model, name in dead]
+
+
+def constant_layer(model: str, name: str) -> str:
+    """What to say of a layer with no direction."""
+    return (
+        f"layer {name!r} of {model!r} is constant on these data, or nearly so: its scores are "
+        "undefined"
+    )
 
 
 def same_samples(a: Representation, b: Representation) -> bool:
@@ -358,16 +394,24 @@ def no_blocks(a: Representation, b: Representation, *, paired: bool = True) -> s
     """Why the blocks of two Representations cannot be compared, or None if they can."""
     if not a.block_sizes or not b.block_sizes:
         return "no blocks were recorded"
+    sizes = max(a.block_sizes), max(b.block_sizes)
+    if min(sizes) < 2:
+        return "a single sample has no pairs"
     if not paired:
-        return difference(a, b, ("block",))
+        return None if sizes[0] == sizes[1] else f"block differs: {sizes[0]} and {sizes[1]} samples"
     if not same_samples(a, b):
         return "they were recorded on different samples"
-    if max(a.block_sizes) < 2:
-        return "a single sample has no pairs"
     trouble = difference(a, b, ("seed", "block"))
     if trouble is None and (a.block_sizes, a.block_numbers) != (b.block_sizes, b.block_numbers):
         return "their blocks hold different samples"
     return trouble
+
+
+def no_buckets(a: Representation, b: Representation) -> str | None:
+    """Why the buckets of two Representations cannot be compared, or None if they can."""
+    if not a.settings.buckets or not b.settings.buckets:
+        return "none were recorded"
+    return difference(a, b, ("seed", "buckets", "per_sample", "max_dim"))
 
 
 def check_recorded(a: Representation, b: Representation, kernel: str) -> None:

@@ -5,8 +5,8 @@ quadruples of samples. Inside a block of n samples each such sum over *distinct*
 the number of its terms, is a U-statistic: it estimates the mean over all N samples without bias,
 as long as blocks are random subsets. Diagonal terms are known for every sample of a block. Put
 together with the counts for N, they estimate numerator and denominators of the index on the whole
-N × N kernel. Blocks are nearly independent, so leaving out one at a time gives the standard error,
-and permuting the pairing of samples inside blocks gives the chance level.
+N × N kernel, once a block. Blocks are nearly independent, so leaving out one at a time gives the
+standard error, and permuting the pairing of samples inside blocks gives the chance level.
 
 NBS and the spectrum are no such sums; they are taken inside blocks and averaged, which makes them
 the index of n samples, not of N (see `nbs_scores`).
@@ -14,7 +14,7 @@ the index of n samples, not of N (see `nbs_scores`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,10 +23,19 @@ from torch import Tensor
 
 from . import blocks as packing
 from . import indices, kernels
+from .errors import MismatchError
 from .representation import Layer, Representation
 
 _DRAWS = 512  # permutations drawn in all, spread over the blocks
 _TOTALS = 1000  # ways of choosing one draw a block, for the 95 % quantile
+
+# Kernel entries are stored as 16-bit correlations, whose rounding has variance 8e-11. A layer whose
+# squared entries (or trace), centred, lie below these shares of its diagonal is constant as far as
+# one can see.
+FINEST_SQUARE = 1e-9
+_FINEST_TRACE = 1e-4
+
+Side = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -35,56 +44,67 @@ class Estimate:
 
     scores: np.ndarray
     stderr: np.ndarray
+    alive: tuple[np.ndarray, np.ndarray]  # rows and columns that are not constant on these data
     chance: np.ndarray | None = None  # mean under permuted pairing
     chance_high: np.ndarray | None = None  # 95 % quantile
+
+
+def stacked(
+    layers: Iterable[Layer], kernel: str, sizes: Sequence[int]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each block of a named kernel, for all layers, in float64.
+
+    Yields strict lower triangles (L, t), row by row, t = n(n-1)/2, and diagonals (L, n).
+    """
+    layers = list(layers)
+    kinds = kernels.needs(kernel)
+    scale = {
+        kind: torch.tensor([[max(x.moments[f"trace_{kind}"], 1e-300)] for x in layers]).double()
+        for kind in kinds
+    }
+    for b, n in enumerate(sizes):
+        t = n * (n - 1) // 2
+        entries, diagonals = {}, {}
+        for kind in kinds:
+            packed = torch.stack([x.tensor(f"{kind}.blocks.triangle")[b, :t] for x in layers])
+            diagonals[kind] = torch.stack(
+                [x.tensor(f"{kind}.blocks.diagonal")[b, :n] for x in layers]
+            ).double()
+            entries[kind] = packing.unpack16(packed, diagonals[kind])
+        if kernel == "transport":
+            square = kernels.transport(
+                *(packing.squares(entries[k], diagonals[k]) / scale[k][..., None] for k in kinds)
+            )
+            rows, columns = torch.tril_indices(n, n, -1)
+            yield square[:, rows, columns], square.diagonal(dim1=-2, dim2=-1).clone()
+        else:
+            yield (
+                kernels.entries(kernel, entries, scale),
+                kernels.entries(kernel, diagonals, scale),
+            )
 
 
 def kernel_blocks(
     layer: Layer, kernel: str, sizes: Sequence[int]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each block of a named kernel: strict lower triangle (n(n-1)/2,) and diagonal (n,), float64."""
-    triangles, diagonals, scale = {}, {}, {}
-    kinds = kernels.needs(kernel)
-    for kind in kinds:
-        triangles[kind] = layer.tensor(f"{kind}.blocks.triangle")
-        diagonals[kind] = layer.tensor(f"{kind}.blocks.diagonal")
-        scale[kind] = max(layer.moments[f"trace_{kind}"], 1e-300)
-    for b, n in enumerate(sizes):
-        t = n * (n - 1) // 2
-        parts = {
-            kind: packing.unpack16(triangles[kind][b, None, :t], diagonals[kind][b, None, :n])[0]
-            for kind in kinds
-        }
-        diagonal = {kind: diagonals[kind][b, :n].double() for kind in kinds}
-        if kernel == "transport":
-            square = kernels.transport(
-                *(packing.squares(parts[k][None], diagonal[k][None])[0] / scale[k] for k in kinds)
-            )
-            rows, columns = torch.tril_indices(n, n, -1)
-            yield square[rows, columns], square.diagonal().clone()
-        else:
-            yield kernels.entries(kernel, parts, scale), kernels.entries(kernel, diagonal, scale)
-
-
-def stacked(rep: Representation, kernel: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each block with all layers at once: triangles (L, t) and diagonals (L, n)."""
-    for layers in zip(
-        *(kernel_blocks(layer, kernel, rep.block_sizes) for layer in rep), strict=True
-    ):
-        yield torch.stack([t for t, _ in layers]), torch.stack([d for _, d in layers])
+    """Each block of one layer: strict lower triangle (n(n-1)/2,) and diagonal (n,), float64."""
+    for triangles, diagonals in stacked([layer], kernel, sizes):
+        yield triangles[0], diagonals[0]
 
 
 # -- sums over distinct samples -----------------------------------------------------------------
 
 
-def counts(sizes: Sequence[int]) -> Tensor:  # (k, 4)
-    """Ordered tuples of 1, 2, 3 and 4 distinct samples in each block."""
-    n = torch.tensor(sizes, dtype=torch.float64)
-    out = [n, n * (n - 1), n * (n - 1) * (n - 2), n * (n - 1) * (n - 2) * (n - 3)]
-    return torch.stack(out, 1).clamp_min(0)
+def counts(n: float) -> tuple[float, float, float, float]:
+    """Ordered tuples of 1, 2, 3 and 4 distinct samples out of n.
+
+    >>> counts(4)
+    (4, 12, 24, 24)
+    """
+    return n, n * (n - 1), n * (n - 1) * (n - 2), n * (n - 1) * (n - 2) * (n - 3)
 
 
-def side(triangle: Tensor, diagonal: Tensor) -> tuple[Tensor, ...]:
+def side(triangle: Tensor, diagonal: Tensor) -> Side:  # (L, t), (L, n)
     """What one kernel brings to a block: entries, diagonal, row sums off it, and their totals."""
     n = diagonal.shape[-1]
     rows, columns = torch.tril_indices(n, n, -1)
@@ -93,8 +113,24 @@ def side(triangle: Tensor, diagonal: Tensor) -> tuple[Tensor, ...]:
     return triangle, diagonal, sums, diagonal.sum(1), sums.sum(1)
 
 
-def pair_sums(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> Tensor:  # (9, L1, L2)
-    """Sums over one block for all pairs of layers, from which `pattern_means` is made.
+def level(triangle: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
+    """K_ij − u_i − u_j with row sums of zero off the diagonal; centring makes no difference of it.
+
+    Whatever u is, HKH stays the same, and so does every estimate of it below (exactly, block by
+    block). But features with a large mean no longer drown their own differences in round-off.
+    Reference: Székely and Rizzo 2014, U-centring.
+    """
+    n = diagonal.shape[-1]
+    if n < 3:
+        return triangle, diagonal
+    _, _, sums, _, total = side(triangle, diagonal)
+    u = sums / (n - 2) - total[:, None] / (2 * (n - 1) * (n - 2))
+    rows, columns = torch.tril_indices(n, n, -1)
+    return triangle - u[:, rows] - u[:, columns], diagonal - 2 * u
+
+
+def pair_sums(a: Side, b: Side) -> Tensor:  # (9, L1, L2)
+    """Sums over one block for all pairs of layers, from which every estimate is made.
 
     Σ_{i≠j} K1_ij K2_ij, Σ r1 r2, Σ d1 d2, Σ d1 r2, Σ r1 d2, and the products of totals
     s1 s2, t1 t2, t1 s2, s1 t2, with d the diagonal, r the row sums off it, t = Σd, s = Σr.
@@ -115,23 +151,36 @@ def pair_sums(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> Tensor:  # (9, L1
     )
 
 
-def own_sums(a: tuple[Tensor, ...]) -> Tensor:  # (9, L)
+def own_sums(a: Side) -> Tensor:  # (9, L)
     """`pair_sums` of each layer with itself."""
     k, d, r, t, s = a
     rows = [2 * (k * k).sum(1), (r * r).sum(1), (d * d).sum(1), (d * r).sum(1), (d * r).sum(1)]
     return torch.stack([*rows, s * s, t * t, t * s, t * s])
 
 
-def inner_product(sums: Tensor, count: Tensor, samples: float, *, centre: bool) -> Tensor:
-    """⟨K1, K2⟩_F over N² for the kernels of all N samples, estimated without bias from blocks.
+def permuted_sums(sums: Tensor, n: int) -> Tensor:  # (9, ...) -> (9, ...)
+    """The mean of `pair_sums` over all permutations of the samples of one side.
 
-    `sums` (9, ...) and `count` (4,) are totals over blocks; with `centre`, of HKH. The formula
-    writes each sum over N samples as one over tuples of distinct samples, replaces the mean of each
-    kind of tuple by its U-statistic, and counts how often each kind occurs among N. `samples` = ∞
-    leaves only the tuples of distinct samples: the debiased (population) inner product.
+    Every pair of samples then meets every other equally often: Σ K1_ij K2_ij, for one, averages
+    to s1 s2 / n(n-1).
+    """
+    _, _, _, _, _, ss, tt, ts, st = sums
+    return torch.stack([ss / (n * (n - 1)), ss / n, tt / n, ts / n, st / n, ss, tt, ts, st])
+
+
+def inner_product(sums: Tensor, n: int, samples: float, *, centre: bool) -> Tensor:
+    """⟨K1, K2⟩_F over N² for the kernels of all N samples, estimated from one block of n.
+
+    `sums` (9, ...) are those of the block; with `centre`, of HKH. The formula writes each sum over
+    N samples as one over tuples of distinct samples, replaces the mean of each kind of tuple by its
+    U-statistic, and counts how often each kind occurs among N. `samples` = ∞ leaves only the tuples
+    of distinct samples: the debiased (population) inner product.
+
+    Bias: none, for a block that is a random subset; `centre` needs n ≥ 4 (or n = N).
+    Reference: Song et al. 2012 for N = ∞; Hoeffding 1948.
     """
     a, rr, dd, dr, rd, ss, tt, ts, st = sums
-    n1, n2, n3, n4 = (c.clamp_min(1.0) for c in count)
+    n1, n2, n3, n4 = (max(count, 1) for count in counts(n))
     pairs = a / n2  # mean of K1_ij K2_ij over i ≠ j
     diagonal = dd / n1  # mean of K1_ii K2_ii
     infinite = np.isinf(samples)
@@ -144,29 +193,68 @@ def inner_product(sums: Tensor, count: Tensor, samples: float, *, centre: bool) 
     edge = (dr + rd) / n2  # means of K1_ii K2_ij + K1_ij K2_jj, i ≠ j
     corners = (tt - dd) / n2  # mean of K1_ii K2_jj, i ≠ j
     apart = (ts - 2 * dr + st - 2 * rd) / n3  # means of K1_ii K2_jk + K1_jk K2_ii, distinct
-    n = samples
-    m1, m2, m3 = n - 1, (n - 1) * (n - 2), (n - 1) * (n - 2) * (n - 3)
+    _, m1, m2, m3 = (count / samples for count in counts(samples))
     whole = diagonal + m1 * pairs  # Σ_ij K1 K2, over N
     rows = diagonal + m1 * (edge + pairs) + m2 * triples  # Σ_i of products of row sums, over N
     total = (
         diagonal + m1 * (corners + 2 * edge + 2 * pairs) + m2 * (apart + 4 * triples) + m3 * quads
     )  # product of the sums of all entries, over N
-    return (whole - 2 * rows / n + total / n**2) / n
+    return (whole - 2 * rows / samples + total / samples**2) / samples
+
+
+def covariance(sums: Tensor, n: int, samples: float) -> Tensor:
+    """The covariance of two kernels' entries over the pairs of all N samples, from one block of n.
+
+    It is the mean of products less the product of means, both over pairs i ≠ j of N; the latter
+    sorts into quadruples, triples and pairs, as in `inner_product`. Bias: none.
+    """
+    a, rr, ss = sums[0], sums[1], sums[5]
+    _, n2, n3, n4 = (max(count, 1) for count in counts(n))
+    pairs, triples, quads = a / n2, (rr - a) / n3, (ss - 4 * rr + 2 * a) / n4
+    _, m2, m3, m4 = counts(samples)
+    return pairs - (m4 * quads + 4 * m3 * triples + 2 * m2 * pairs) / m2**2
 
 
 # -- estimates ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Sums:
-    """Block by block: the sums of pairs and of each side, for all layers."""
+class _Blocks:
+    """What each block says about numerator and denominators, for all layers."""
 
-    count: Tensor  # (k, 4)
-    pair: Tensor  # (k, 9, L1, L2)
-    own1: Tensor  # (k, 9, L1)
-    own2: Tensor  # (k, 9, L2)
-    total1: Tensor  # (k, L1) sums of all off-diagonal entries
-    total2: Tensor  # (k, L2)
+    cross: Tensor  # (k, L1, L2)
+    own1: Tensor  # (k, L1)
+    own2: Tensor  # (k, L2)
+    visible1: Tensor  # (k, L1) an own value is round-off below these
+    visible2: Tensor  # (k, L2)
+
+    def mean(self, weights: Tensor) -> _Blocks:
+        """The blocks' mean, each by its weight."""
+        share = weights / weights.sum()
+        values = (self.cross, self.own1, self.own2, self.visible1, self.visible2)
+        return _Blocks(*(torch.tensordot(share, x, 1) for x in values))
+
+    def alive(self) -> tuple[Tensor, Tensor]:  # of means: (L1,), (L2,)
+        return self.own1 > self.visible1, self.own2 > self.visible2
+
+    def norms(self) -> Tensor:  # of means: (L1, L2)
+        one, two = self.alive()
+        return indices.norms(self.own1 * one, self.own2 * two)
+
+    def score(self) -> Tensor:  # of means: (L1, L2)
+        return self.cross / self.norms()
+
+
+def weights(sizes: Sequence[int], samples: float, *, centre: bool) -> Tensor:  # (k,)
+    """Pairs of samples in each block, zero for a block too small to say anything."""
+    fewest = min(4, samples) if centre else 2
+    out = torch.tensor([n * (n - 1.0) if n >= fewest else 0.0 for n in sizes]).double()
+    if not out.any():
+        raise MismatchError(
+            f"expected blocks of at least {fewest:g} samples, found at most {max(sizes)}; record "
+            "with a larger block"
+        )
+    return out
 
 
 def scores(a: Representation, b: Representation, kernel: str, index: str, centre: bool) -> Estimate:
@@ -176,99 +264,140 @@ def scores(a: Representation, b: Representation, kernel: str, index: str, centre
     population for `cka-debiased`), their ratio to first order. Standard error: jackknife over
     blocks, of the score as an estimate for the population the samples came from; it is a little
     wide for the N samples themselves. Cost: O(L1 L2 k B²).
+
+    Chance: the mean over all permutations of the pairing inside blocks, exactly, and its 95 %
+    quantile from drawn ones.
     """
     samples = float("inf") if index == "cka-debiased" else float(a.samples)
+    weight = weights(a.block_sizes, a.samples, centre=centre or index == "rsa")
     generator = torch.Generator().manual_seed(a.settings.seed)
-    count = counts(a.block_sizes)
-    per_block = max(2, -(-_DRAWS // len(count)))
-    pair, own1, own2, total1, total2, draws = [], [], [], [], [], []
+    found: list[tuple[Tensor, ...]] = []
+    expected, draws = [], []
 
-    def combine(sums: Tensor, c: Tensor, s1: Tensor, s2: Tensor) -> Tensor:
-        if index == "rsa":  # the covariance of squared distances over pairs
-            return sums[0] / c[1] - s1 * s2 / c[1] ** 2
-        return inner_product(sums, c, samples, centre=centre)
+    def combine(sums: Tensor, n: int) -> Tensor:
+        if index == "rsa":
+            return covariance(sums, n, samples)
+        return inner_product(sums, n, samples, centre=centre)
 
-    for one, two in zip(stacked(a, kernel), stacked(b, kernel), strict=True):
-        side1, side2 = (side(*(_distances(*x) if index == "rsa" else x)) for x in (one, two))
-        pair.append(pair_sums(side1, side2))
-        own1.append(own_sums(side1))
-        own2.append(own_sums(side2))
-        total1.append(side1[4])
-        total2.append(side2[4])
-        shuffles = (_permuted(side2, generator) for _ in range(per_block))
-        zero = torch.zeros(())
-        draws.append(
-            torch.stack([combine(pair_sums(side1, x), count.sum(0), zero, zero) for x in shuffles])
+    def prepared(triangle: Tensor, diagonal: Tensor) -> Side:
+        if index == "rsa":
+            return side(*_distances(triangle, diagonal))
+        return side(*(level(triangle, diagonal) if centre else (triangle, diagonal)))
+
+    units: list[Tensor] = []
+    per_block = max(2, -(-_DRAWS // len(weight)))
+    both = (stacked(rep, kernel, rep.block_sizes) for rep in (a, b))
+    for n, *blocks in zip(a.block_sizes, *both, strict=True):
+        # at a mean diagonal of one, float32 holds the products of kernels of any scale
+        units = units or [_unit(diagonal) for _, diagonal in blocks]
+        blocks = [(t / unit, d / unit) for (t, d), unit in zip(blocks, units, strict=True)]
+        one, two = (prepared(*block) for block in blocks)
+        visible = (
+            FINEST_SQUARE * (d.sum(1) ** 2 - (d * d).sum(1)) / max(n * (n - 1), 1)
+            for _, d in blocks
         )
-    sums = _Sums(count, *(torch.stack(x) for x in (pair, own1, own2, total1, total2)))
+        sums = pair_sums(one, two)
+        own = (combine(own_sums(x), n) for x in (one, two))
+        found.append((combine(sums, n), *own, *visible))
+        expected.append(combine(permuted_sums(sums, n), n))
+        small1, small2 = _float32(one), _float32(two)
+        drawn = [
+            combine(pair_sums(small1, _permuted(small2, now, generator)), n)
+            for now in _batches(per_block)
+        ]
+        draws.append(torch.cat([x.unflatten(1, (len(b), -1)) for x in drawn], 2).double())
 
-    def score(keep: Tensor) -> Tensor:  # (L1, L2) from the blocks in keep
-        c = sums.count[keep].sum(0)
-        s1, s2 = sums.total1[keep].sum(0), sums.total2[keep].sum(0)
-        cross = combine(sums.pair[keep].sum(0), c, s1[:, None], s2[None])
-        norm1 = combine(sums.own1[keep].sum(0), c, s1, s1)
-        norm2 = combine(sums.own2[keep].sum(0), c, s2, s2)
-        return cross / indices.norms(norm1, norm2)
+    each = _Blocks(*(torch.stack(x) for x in zip(*found, strict=True)))
+    whole = each.mean(weight)
+    value = whole.score()
+    stderr = jackknife(
+        [each.mean(rest).score() for rest in _without_one(weight)],
+        torch.full_like(value, torch.nan),
+    )
+    share = weight / weight.sum()
+    mean = torch.tensordot(share, torch.stack(expected), 1) / whole.norms()
+    above = _spread(torch.stack(draws), share, generator) / whole.norms()
+    low = 0.0 if index == "cka" else -1.0
+    high = (mean + above).clamp(low, 1.0)
+    value, mean = value.clamp(low, 1.0), mean.clamp(low, 1.0)
+    alive1, alive2 = whole.alive()
+    return Estimate(
+        scores=value.numpy(),
+        stderr=stderr.numpy(),
+        alive=(alive1.numpy(), alive2.numpy()),
+        chance=mean.numpy(),
+        chance_high=high.numpy(),
+    )
 
-    k = len(count)
-    everything = torch.arange(k)
-    value = score(everything)
-    stderr = _jackknife([score(everything[everything != b]) for b in range(k)], value)
-    mean, high = _chance(sums, torch.stack(draws), combine, generator)
-    low = 0.0 if index == "cka" else -1.0 if index == "rsa" else -np.inf
-    high_end = np.inf if index == "cka-debiased" else 1.0
-    return Estimate(value.clamp(low, high_end).numpy(), stderr.numpy(), mean.numpy(), high.numpy())
+
+def _float32(x: Side) -> Side:
+    k, d, r, t, s = (part.float() for part in x)
+    return k, d, r, t, s
+
+
+def _unit(diagonal: Tensor) -> Tensor:  # (L, n) -> (L, 1)
+    mean = diagonal.mean(1, keepdim=True)
+    return torch.where(mean > 0, mean, 1.0)
 
 
 def _distances(triangle: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared distances in place of kernel entries; a sample is at no distance from itself."""
-    rows, columns = torch.tril_indices(diagonal.shape[-1], diagonal.shape[-1], -1)
-    return diagonal[:, rows] + diagonal[:, columns] - 2 * triangle, torch.zeros_like(diagonal)
-
-
-def _permuted(x: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
-    """One side of a block with its samples in random order, so that no sample meets itself."""
-    triangle, diagonal, sums, t, s = x
+    """Squared distances less their mean; a sample is at no distance from itself."""
     n = diagonal.shape[-1]
-    order = torch.randperm(n, generator=generator)
     rows, columns = torch.tril_indices(n, n, -1)
-    i, j = order[rows], order[columns]
+    squared = diagonal[:, rows] + diagonal[:, columns] - 2 * triangle
+    if n > 1:
+        squared = squared - squared.mean(1, keepdim=True)  # a covariance does not see it
+    return squared, torch.zeros_like(diagonal)
+
+
+def _permuted(x: Side, draws: int, generator: torch.Generator) -> Side:
+    """One side of a block with its samples in random order, `draws` times: as many more layers."""
+    triangle, diagonal, sums, t, s = x
+    layers, n = diagonal.shape
+    order = torch.stack([torch.randperm(n, generator=generator) for _ in range(draws)])
+    rows, columns = torch.tril_indices(n, n, -1)
+    i, j = order[:, rows], order[:, columns]
     i, j = torch.maximum(i, j), torch.minimum(i, j)
-    return triangle[:, i * (i - 1) // 2 + j], diagonal[:, order], sums[:, order], t, s
+    return (
+        triangle[:, i * (i - 1) // 2 + j].reshape(layers * draws, -1),
+        diagonal[:, order].reshape(layers * draws, n),
+        sums[:, order].reshape(layers * draws, n),
+        t.repeat_interleave(draws),
+        s.repeat_interleave(draws),
+    )
 
 
-def _jackknife(left_out: list[Tensor], value: Tensor) -> Tensor:
-    """Standard error from scores with one block left out each; NaN with fewer than two blocks."""
+def _spread(draws: Tensor, share: Tensor, generator: torch.Generator) -> Tensor:
+    """How far the 95 % quantile of the blocks' mean lies above its own mean.
+
+    `draws` (k, L1, L2, p) holds p permutations of each of k blocks. Blocks are permuted apart, so
+    one draw of each, chosen at random, makes one draw of the whole.
+    """
+    p = draws.shape[-1]
+    spread = (draws - draws.mean(-1, keepdim=True)) * (p / (p - 1)) ** 0.5
+    totals = torch.zeros(*draws.shape[1:-1], _TOTALS, dtype=torch.float64)
+    for weight, block in zip(share, spread, strict=True):
+        totals += weight * block[..., torch.randint(p, (_TOTALS,), generator=generator)]
+    return torch.quantile(totals, 0.95, dim=-1)
+
+
+def _batches(draws: int, most: int = 32) -> list[int]:
+    return [min(most, draws - done) for done in range(0, draws, most)]
+
+
+def _without_one(weight: Tensor) -> list[Tensor]:
+    """The blocks' weights with one block left out, for each block that has any."""
+    used = torch.nonzero(weight).flatten()
+    return [weight.index_fill(0, i, 0.0) for i in used] if len(used) > 1 else []
+
+
+def jackknife(left_out: Sequence[Tensor], unknown: Tensor) -> Tensor:
+    """Standard error from scores with one block left out each; `unknown` with fewer than two."""
     k = len(left_out)
     if k < 2:
-        return torch.full_like(value, torch.nan)
-    each = torch.stack(left_out)
+        return unknown
+    each = torch.stack(list(left_out))
     return ((each - each.mean(0)) ** 2).sum(0).mul((k - 1) / k).sqrt()
-
-
-def _chance(
-    sums: _Sums, draws: Tensor, combine: object, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Mean and 95 % quantile of the score when samples are paired at random inside blocks.
-
-    The mean is exact: over all permutations, Σ K1_ij K2_ij averages to s1 s2 / n(n-1) and so on.
-    The quantile adds the spread of the drawn permutations, one draw a block at a time.
-    """
-    assert callable(combine)
-    n, n2 = sums.count[:, 0, None, None], sums.count[:, 1, None, None].clamp_min(1.0)
-    _, _, _, _, _, ss, tt, ts, st = sums.pair.unbind(1)
-    expected = torch.stack([ss / n2, ss / n, tt / n, ts / n, st / n, ss, tt, ts, st], 1)
-    c, s1, s2 = sums.count.sum(0), sums.total1.sum(0), sums.total2.sum(0)
-    norms = indices.norms(
-        combine(sums.own1.sum(0), c, s1, s1), combine(sums.own2.sum(0), c, s2, s2)
-    )
-    mean = combine(expected.sum(0), c, s1[:, None], s2[None]) / norms
-    k, p = draws.shape[:2]
-    spread = (draws - draws.mean(1, keepdim=True)) * (p / (p - 1)) ** 0.5
-    totals = torch.zeros(_TOTALS, *mean.shape, dtype=torch.float64)
-    for block in spread:
-        totals += block[torch.randint(p, (_TOTALS,), generator=generator)]
-    return mean, mean + torch.quantile(totals, 0.95, dim=0) / norms
 
 
 def nbs_scores(a: Representation, b: Representation, kernel: str, centre: bool) -> Estimate:
@@ -279,53 +408,84 @@ def nbs_scores(a: Representation, b: Representation, kernel: str, centre: bool) 
     each network can always be rotated onto each other. Scores of one block size compare with each
     other. Standard error: jackknife over blocks. Cost: O(L1 L2 k B³).
     """
-    tops, traces1, traces2 = [], [], []
-    for one, two in zip(stacked(a, kernel), stacked(b, kernel), strict=True):
-        square1, square2 = (_centred_squares(*x, centre=centre) for x in (one, two))
-        factor1, factor2 = indices.factor(square1), indices.factor(square2)
+    tops, factors1, factors2, raw1, raw2 = [], [], [], [], []
+    both = (stacked(rep, kernel, rep.block_sizes) for rep in (a, b))
+    for one, two in zip(*both, strict=True):
+        factor1, factor2 = (indices.factor(_squares(*x, centre=centre)) for x in (one, two))
         tops.append(torch.stack([indices.nuclear(f[None], factor2) for f in factor1]))
-        traces1.append(square1.diagonal(dim1=-2, dim2=-1).sum(-1))
-        traces2.append(square2.diagonal(dim1=-2, dim2=-1).sum(-1))
-    top, t1, t2 = (torch.stack(x) for x in (tops, traces1, traces2))
+        # traces of the factors, so that a network is exactly like itself
+        factors1.append(factor1.square().sum((-1, -2)))
+        factors2.append(factor2.square().sum((-1, -2)))
+        raw1.append(one[1].sum(-1))
+        raw2.append(two[1].sum(-1))
+    each = [torch.stack(x) for x in (tops, factors1, factors2, raw1, raw2)]
 
-    def score(top: Tensor, t1: Tensor, t2: Tensor) -> Tensor:
-        return top / indices.norms(t1, t2)
+    def score(keep: Tensor) -> Tensor:
+        top, t1, t2, r1, r2 = (x[keep].sum(0) for x in each)
+        return top / indices.norms(t1 * _visible(t1, r1), t2 * _visible(t2, r2))
 
-    whole = score(top.sum(0), t1.sum(0), t2.sum(0))
-    left = [
-        score(top.sum(0) - top[i], t1.sum(0) - t1[i], t2.sum(0) - t2[i]) for i in range(len(top))
-    ]
-    return Estimate(whole.clamp(0, 1).numpy(), _jackknife(left, whole).numpy())
+    everything = torch.arange(len(tops))
+    _, t1, t2, r1, r2 = (x.sum(0) for x in each)
+    alive = (_visible(t1, r1).numpy(), _visible(t2, r2).numpy())
+    whole = score(everything)
+    left = [score(everything[everything != i]) for i in everything]
+    stderr = jackknife(left, torch.full_like(whole, torch.nan))
+    return Estimate(whole.clamp(0, 1).numpy(), stderr.numpy(), alive)
 
 
-def spectral_scores(a: Representation, b: Representation, kernel: str, centre: bool) -> Estimate:
-    """Cosine of sorted eigenvalues, averaged over blocks; samples need not be paired.
+def _visible(trace: Tensor, raw: Tensor) -> Tensor:  # (L,), (L,) -> (L,) bool
+    """Whether centring left more of a raw trace than round-off."""
+    return trace > _FINEST_TRACE * raw
+
+
+def spectral_scores(
+    a: Representation, b: Representation, kernel: str, centre: bool, *, paired: bool
+) -> Estimate:
+    """Cosine of the sorted eigenvalues, each the mean over blocks; samples need not be paired.
 
     Bias: the spectrum is that of as many samples as a block holds. Standard error: jackknife over
-    blocks, both networks' at once (NaN if they differ in number). Cost: O((L1 + L2) k B³).
+    blocks, leaving out a block of both networks at once where they saw the same samples, and of one
+    after the other, variances added, where they did not. Cost: O((L1 + L2) k B³).
     """
-    spectra = []
-    for rep in (a, b):
-        values = [
-            torch.linalg.eigvalsh(_centred_squares(*x, centre=centre)).clamp_min(0).flip(-1)
-            for x in stacked(rep, kernel)
-            if x[1].shape[-1] == max(rep.block_sizes)
-        ]
-        spectra.append(torch.stack(values))  # (k, L, n)
-    n = min(x.shape[-1] for x in spectra)
-    one, two = (x[..., :n] for x in spectra)
+    one, two = (_spectra(rep, kernel, centre) for rep in (a, b))  # (k, L, n)
+    alive = (one[0, :, 0].isfinite().numpy(), two[0, :, 0].isfinite().numpy())
 
     def score(x: Tensor, y: Tensor) -> Tensor:
+        x, y = x.mean(0), y.mean(0)
         return x @ y.T / indices.norms((x * x).sum(1), (y * y).sum(1))
 
-    whole = score(one.mean(0), two.mean(0))
-    left = []
-    if len(one) == len(two):
-        rest = torch.arange(len(one))
-        left = [score(one[rest != i].mean(0), two[rest != i].mean(0)) for i in rest]
-    return Estimate(whole.clamp(0, 1).numpy(), _jackknife(left, whole).numpy())
+    whole = score(one, two)
+    unknown = torch.full_like(whole, torch.nan)
+    if paired:
+        stderr = jackknife(
+            [score(x, y) for x, y in zip(_left_out(one), _left_out(two), strict=True)], unknown
+        )
+    else:
+        rows = jackknife([score(x, two) for x in _left_out(one)], unknown)
+        columns = jackknife([score(one, y) for y in _left_out(two)], unknown)
+        stderr = (rows**2 + columns**2).sqrt()
+    return Estimate(whole.clamp(0, 1).numpy(), stderr.numpy(), alive)
 
 
-def _centred_squares(triangle: Tensor, diagonal: Tensor, *, centre: bool) -> Tensor:
+def _spectra(rep: Representation, kernel: str, centre: bool) -> Tensor:  # (k, L, n)
+    """Eigenvalues of every full block, largest first; NaN for a layer that is constant."""
+    size = max(rep.block_sizes)
+    spectra, raw = [], []
+    for block in stacked(rep, kernel, rep.block_sizes):
+        if block[1].shape[-1] == size:  # the spectrum of fewer samples is another spectrum
+            values = torch.linalg.eigvalsh(_squares(*block, centre=centre))
+            spectra.append(values.clamp_min(0).flip(-1))
+            raw.append(block[1].sum(-1))
+    out = torch.stack(spectra)
+    seen = _visible(out.sum((0, 2)), torch.stack(raw).sum(0))
+    return torch.where(seen[:, None], out, torch.nan)
+
+
+def _left_out(x: Tensor) -> list[Tensor]:  # (k, ...) -> k times (k-1, ...)
+    rest = torch.arange(len(x))
+    return [x[rest != i] for i in rest] if len(x) > 1 else []
+
+
+def _squares(triangle: Tensor, diagonal: Tensor, *, centre: bool) -> Tensor:
     square = packing.squares(triangle, diagonal)
     return indices.centred(square) if centre else square

@@ -17,9 +17,9 @@ from .errors import DataError
 
 INDICES = ("cka", "cka-debiased", "nbs", "spectral", "rsa")
 
-# A kernel computed in floating point may have eigenvalues this far below zero, relative to the
-# largest; int16 blocks need it, and anything lower is not a kernel.
-_NEGATIVE = 1e-3
+# A kernel computed in float32 may have eigenvalues this far below zero, relative to the largest;
+# anything lower is not a kernel.
+_NEGATIVE = 1e-5
 
 
 def check(index: str) -> str:
@@ -43,7 +43,7 @@ def cka(k1: Any, k2: Any, *, centre: bool = True) -> float:
     """
     a, b = _pair(k1, k2)
     if centre:
-        a, b = centred(a), centred(b)
+        a, b = _visibly_centred(a), _visibly_centred(b)
     return _ratio((a * b).sum(), a.norm() * b.norm())
 
 
@@ -57,8 +57,8 @@ def nbs(k1: Any, k2: Any) -> float:
     >>> round(nbs(np.diag([1.0, 0.0]), np.diag([1.0, 1.0])), 4)
     0.7071
     """
-    a, b = _pair(k1, k2)
-    return _ratio(nuclear(factor(a), factor(b)), (a.trace() * b.trace()).sqrt())
+    a, b = (factor(_semi_definite(k)) for k in _pair(k1, k2))
+    return _ratio(nuclear(a, b), a.norm() * b.norm())
 
 
 def spectral(k1: Any, k2: Any) -> float:
@@ -101,15 +101,18 @@ def centred(k: Tensor) -> Tensor:
     return k - k.mean(-1, keepdim=True) - k.mean(-2, keepdim=True) + k.mean((-1, -2), keepdim=True)
 
 
+def _visibly_centred(k: Tensor) -> Tensor:
+    """HKH, and exactly zero where only round-off is left: a constant layer has no direction."""
+    out = centred(k)
+    return out if out.norm() > 1e-14 * len(k) * k.norm() else torch.zeros_like(k)
+
+
 def factor(k: Tensor) -> Tensor:  # (..., n, n) -> (..., n, n) with k = factor factorᵀ
-    """A factor of a positive semi-definite matrix: eigenvectors times roots of eigenvalues."""
+    """A factor of a positive semi-definite matrix: eigenvectors times roots of eigenvalues.
+
+    Negative eigenvalues are round-off, of the kernel or of its storage, and count as zero.
+    """
     values, vectors = torch.linalg.eigh(k)
-    lowest, highest = values.amin(), values.amax()
-    if lowest < -_NEGATIVE * highest.clamp_min(0) - 1e-300:
-        raise DataError(
-            f"expected a positive semi-definite kernel, found eigenvalues from {float(lowest):.3g} "
-            f"to {float(highest):.3g}; pass a kernel, such as features @ features.T"
-        )
     return vectors * values.clamp_min(0).sqrt()[..., None, :]
 
 
@@ -143,6 +146,18 @@ def _pair(k1: Any, k2: Any, same: bool = True) -> tuple[Tensor, Tensor]:
             "compare recordings of different data through their buckets"
         )
     return a, b
+
+
+def _semi_definite(k: Tensor) -> Tensor:
+    """The matrix, or an error if it has eigenvalues below zero beyond round-off."""
+    values = torch.linalg.eigvalsh(k)
+    lowest, highest = float(values[0]), float(values[-1])
+    if lowest < -_NEGATIVE * max(highest, 0.0):
+        raise DataError(
+            f"expected a positive semi-definite kernel, found eigenvalues from {lowest:.3g} to "
+            f"{highest:.3g}; pass a kernel, such as features @ features.T"
+        )
+    return k
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> float:

@@ -9,12 +9,14 @@ With K_f = [f_i·f_j] and K_g = [g_i·g_j] over the same samples:
     elementwise   the kernel of f ∘ g, which is recorded on its own
     transport     halfway on the Bures geodesic from K_f / tr K_f to K_g / tr K_g
 
-The paper adds K_f and K_g as they are; dividing each by its trace makes `sum` and `transport` keep
-their value when features are rescaled (`normalise=False` gives the paper's). All but `transport`
-act entry by entry, so they apply to packed triangles as well as to matrices.
+The paper adds K_f and K_g as they are, and so does `estimator="paper"`; dividing each by its trace
+makes `sum` and `transport` keep their value when features are rescaled. All but `transport` act
+entry by entry, so they apply to packed triangles as well as to matrices.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -42,7 +44,7 @@ def needs(kernel: str) -> tuple[str, ...]:
     return ("features", "gradients")
 
 
-def entries(kernel: str, parts: dict[str, Tensor], scale: dict[str, float]) -> Tensor:
+def entries(kernel: str, parts: Mapping[str, Tensor], scale: Mapping[str, Tensor]) -> Tensor:
     """Entries of an entrywise kernel from entries of K_f and K_g; `scale` divides each in a sum."""
     if kernel == "product":
         return parts["features"] * parts["gradients"]
@@ -54,8 +56,8 @@ def entries(kernel: str, parts: dict[str, Tensor], scale: dict[str, float]) -> T
 def transport(kf: Tensor, kg: Tensor) -> Tensor:  # (..., n, n)
     """(½I + ½T) K_f (½I + ½T) with T = K_f^-½ (K_f^½ K_g K_f^½)^½ K_f^-½.
 
-    K_f is inverted on its range alone: eigenvalues below `TRANSPORT_FLOOR` times their mean count as
-    zero, so on a rank-deficient K_f the part of K_g outside that range does not enter.
+    K_f is inverted on its range alone: eigenvalues below `TRANSPORT_FLOOR` times their mean count
+    as zero, so on a rank-deficient K_f the part of K_g outside that range does not enter.
 
     >>> k = torch.diag(torch.tensor([4.0, 1.0])).double()
     >>> torch.allclose(transport(k, k), k)

@@ -2,23 +2,23 @@
 
 A kernel block is a long vector, and CKA is a bilinear form in two of them: an inner product of the
 entries plus inner products of row sums and diagonals. So all pairs of R networks cost one R × t by
-t × R product a block and layer, and each Gram matrix is read once. The result clusters the networks.
+t × R product a block and layer, and each Gram matrix is read once. The result clusters them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from . import blocks as packing
-from . import from_blocks, kernels
-from .compare import check_recorded, no_blocks
-from .errors import DataError, MismatchError
+from . import from_blocks, indices, kernels
+from .compare import check_recorded, constant_layer, no_blocks, plain
+from .errors import DataError, MismatchError, ResemblanceWarning
 from .representation import Layer, Representation
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class ComparisonMatrix:
         return f"{self.index} of {centred}{self.kernel} at {where}, {self.samples:,} samples"
 
     def clusters(self) -> np.ndarray:  # (models - 1, 4)
-        """Average-linkage merges (left, right, 1 − similarity, size), as SciPy's hierarchy has them."""
+        """Merges by average linkage, as SciPy has them: left, right, 1 − similarity, size."""
         return average_linkage(1 - np.nan_to_num(self.scores))
 
     def order(self) -> list[int]:
@@ -60,17 +60,8 @@ class ComparisonMatrix:
         return plot.clustered(self.scores, self.models, self.order(), self.clusters(), self.heading)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, numbers and strings."""
-        return {
-            "models": list(self.models),
-            "scores": self.scores.tolist(),
-            "stderr": self.stderr.tolist(),
-            "layers": [list(names) for names in self.layers],
-            "kernel": self.kernel,
-            "index": self.index,
-            "centre": self.centre,
-            "samples": self.samples,
-        }
+        """Plain lists, numbers and strings; NaN becomes None."""
+        return {name: plain(value) for name, value in asdict(self).items()}
 
 
 def compare_all(
@@ -93,14 +84,18 @@ def compare_all(
             has layers.
         blocks: how many blocks of samples to use; more is more exact and costs in proportion.
 
-    Standard error: jackknife over blocks. Cost: R² · block² / 2 multiplications a block and layer,
-    in float32 with a shift that keeps centring accurate.
+    A layer that is constant on these data makes the scores of its network undefined (NaN), and a
+    warning names it. Bias and standard error: as in `compare`. Cost: about R² · block² / 4
+    multiplications a block and layer, in float32 on kernels whose rows are levelled first, which
+    keeps centring accurate; memory for blocks + 2 matrices R × R in float64.
     """
     kernels.check(kernel)
     if index not in ("cka", "cka-debiased"):
         raise DataError(f"index must be cka or cka-debiased for many networks; found {index!r}")
     if kernel == "transport":
         raise DataError("transport is not offered for many networks; use compare for each pair")
+    if blocks < 1:
+        raise DataError(f"blocks must be at least 1; found {blocks}")
     if len(reps) < 2:
         raise DataError(f"expected at least two networks to compare, found {len(reps)}")
     first = reps[0]
@@ -117,18 +112,26 @@ def compare_all(
     chosen = _matched_layers(reps, layer)
     samples = float("inf") if index == "cka-debiased" else float(first.samples)
     sizes = first.block_sizes[:blocks]
+    weight = from_blocks.weights(sizes, first.samples, centre=centre)
+    sizes = tuple(n for n, w in zip(sizes, weight, strict=True) if w)
+    share = weight[weight > 0] / weight.sum()
     depth = len(chosen[0])
     scores = torch.zeros(len(reps), len(reps), dtype=torch.float64)
     left_out = torch.zeros(len(sizes), len(reps), len(reps), dtype=torch.float64)
     for at in range(depth):
-        numerators = _numerators([row[at] for row in chosen], kernel, sizes, samples, centre)
-        scores += _normalised(numerators.sum(0)) / depth
-        left_out += _normalised(numerators.sum(0) - numerators) / depth
-    k = len(sizes)
-    spread = left_out - left_out.mean(0)
-    stderr = (spread.square().sum(0) * (k - 1) / k).sqrt() if k > 1 else scores * torch.nan
-    if index == "cka":
-        scores = scores.clamp(0, 1)
+        layers = [row[at] for row in chosen]
+        numerators, visible = _numerators(layers, kernel, sizes, samples, centre)
+        numerators.mul_(share[:, None, None])
+        visible.mul_(share[:, None])
+        whole, seen = numerators.sum(0), visible.sum(0)
+        scores += _normalised(whole, seen) / depth
+        for b in range(len(sizes)):
+            left_out[b] += _normalised(whole - numerators[b], seen - visible[b]) / depth
+        for rep, x, dead in zip(reps, layers, whole.diagonal() <= seen, strict=True):
+            if dead:
+                warnings.warn(constant_layer(rep.name, x.name), ResemblanceWarning, stacklevel=2)
+    stderr = from_blocks.jackknife(list(left_out), torch.full_like(scores, torch.nan))
+    scores = scores.clamp(0.0 if index == "cka" else -1.0, 1.0)
     return ComparisonMatrix(
         models=tuple(rep.name for rep in reps),
         scores=scores.numpy(),
@@ -150,44 +153,95 @@ def _matched_layers(reps: Sequence[Representation], layer: str | int | None) -> 
 
 
 def _numerators(
-    layers: Sequence[Layer], kernel: str, sizes: Sequence[int], samples: float, centre: bool
-) -> Tensor:  # (k, R, R) float64
-    """⟨K1, K2⟩ of every pair of layers, block by block; the sum over blocks is what CKA needs."""
-    kinds = kernels.needs(kernel)
-    scale = {
-        kind: torch.tensor([max(x.moments[f"trace_{kind}"], 1e-300) for x in layers])
-        for kind in kinds
-    }
-    count = from_blocks.counts(sizes).sum(0)
-    shift = torch.zeros(len(layers), 1)
-    out = []
+    layers: Sequence[Layer],
+    kernel: str,
+    sizes: Sequence[int],
+    samples: float,
+    centre: bool,
+) -> tuple[Tensor, Tensor]:  # (k, R, R), (k, R) float64
+    """⟨K1, K2⟩ of every pair of layers, block by block, and what is round-off of ⟨K1, K1⟩."""
+    out, visible = [], []
     for b, n in enumerate(sizes):
-        triangles, diagonals = {}, {}
-        for kind in kinds:
-            packed = torch.stack(
-                [x.tensor(f"{kind}.blocks.triangle")[b, : n * (n - 1) // 2] for x in layers]
-            )
-            diagonal = torch.stack([x.tensor(f"{kind}.blocks.diagonal")[b, :n] for x in layers])
-            # each network's kernel at mean diagonal one: float32 then holds products of any scale
-            diagonal = diagonal * (sum(sizes) / scale[kind])[:, None]
-            triangles[kind] = packing.unpack16(packed, diagonal, dtype=torch.float32)
-            diagonals[kind] = diagonal
-        one = dict.fromkeys(kinds, 1.0)
-        triangle = kernels.entries(kernel, triangles, one)
-        diagonal = kernels.entries(kernel, diagonals, one)
-        if centre and b == 0:  # a constant added to a kernel leaves it the same once centred
-            shift = triangle.mean(1, keepdim=True)
-        side = from_blocks.side(triangle.sub_(shift), diagonal - shift)
-        small = tuple(x.double() for x in side[1:])
-        sums = from_blocks.pair_sums((side[0], *small), (side[0], *small))
-        out.append(from_blocks.inner_product(sums, count, samples, centre=centre))
-    return torch.stack(out)
+        triangle, diagonal = _entries(layers, kernel, b, n, unit=sum(sizes))
+        d = diagonal.double()
+        visible.append(from_blocks.FINEST_SQUARE * (d.sum(1) ** 2 - d.square().sum(1)) / (n * n))
+        if centre:
+            diagonal = _level(triangle, diagonal)
+        # The estimate is linear in nine sums; levelled rows sum to zero, so that three remain.
+        basis = torch.eye(9, dtype=torch.float64)
+        c = from_blocks.inner_product(basis, n, samples, centre=centre)
+        d = diagonal.double()
+        total = d.sum(1)
+        products = symmetric_product(triangle).double().mul_(2 * c[0])
+        products.addmm_(d, d.T, alpha=float(c[2])).addr_(total, total, alpha=float(c[6]))
+        out.append(products)
+    return torch.stack(out), torch.stack(visible)
 
 
-def _normalised(numerators: Tensor) -> Tensor:  # (..., R, R)
-    own = numerators.diagonal(dim1=-2, dim2=-1)
-    product = own.clamp_min(0)[..., :, None] * own.clamp_min(0)[..., None, :]
-    return numerators / torch.where(product > 0, product, torch.nan).sqrt()
+def _entries(
+    layers: Sequence[Layer], kernel: str, b: int, n: int, unit: float
+) -> tuple[Tensor, Tensor]:  # (R, t), (R, n) float32
+    """One block of a kernel for all networks, each divided by its trace over `unit`.
+
+    With entries of about one, float32 holds products of kernels of any scale.
+    """
+    entries, diagonals = {}, {}
+    kinds = kernels.needs(kernel)
+    for kind in kinds:
+        packed = torch.stack(
+            [x.tensor(f"{kind}.blocks.triangle")[b, : n * (n - 1) // 2] for x in layers]
+        )
+        diagonal = torch.stack([x.tensor(f"{kind}.blocks.diagonal")[b, :n] for x in layers])
+        trace = torch.tensor([max(x.moments[f"trace_{kind}"], 1e-300) for x in layers]).double()
+        diagonal = (diagonal.double() * (unit / trace)[:, None]).float()
+        roots = diagonal.sqrt()
+        entry = packed.float().mul_(1 / torch.iinfo(torch.int16).max)
+        for i, row in _rows(entry, n):  # a gather of both roots would take longer
+            row.mul_(roots[:, i : i + 1]).mul_(roots[:, :i])
+        entries[kind], diagonals[kind] = entry, diagonal
+    one = dict.fromkeys(kinds, torch.ones(()))
+    return kernels.entries(kernel, entries, one), kernels.entries(kernel, diagonals, one)
+
+
+def _rows(triangle: Tensor, n: int) -> Iterator[tuple[int, Tensor]]:
+    """Row i of every packed triangle (R, t), as a view (R, i)."""
+    for i in range(1, n):
+        yield i, triangle[:, i * (i - 1) // 2 : i * (i + 1) // 2]
+
+
+def _level(triangle: Tensor, diagonal: Tensor) -> Tensor:
+    """`from_blocks.level` in place; returns the new diagonal."""
+    n = diagonal.shape[1]
+    sums = torch.zeros(diagonal.shape, dtype=torch.float64)
+    for i, row in _rows(triangle, n):
+        sums[:, i] += row.sum(1, dtype=torch.float64)
+        sums[:, :i] += row
+    u = sums / (n - 2) - sums.sum(1, keepdim=True) / (2 * (n - 1) * (n - 2))
+    u32 = u.float()
+    for i, row in _rows(triangle, n):
+        row.sub_(u32[:, i : i + 1]).sub_(u32[:, :i])
+    return (diagonal - 2 * u).float()
+
+
+def symmetric_product(x: Tensor, rows: int = 128) -> Tensor:  # (R, t) -> (R, R)
+    """x xᵀ with the half below the diagonal copied instead of computed.
+
+    >>> x = torch.arange(6.0).view(3, 2)
+    >>> torch.equal(symmetric_product(x, rows=2), x @ x.T)
+    True
+    """
+    out = x.new_empty(len(x), len(x))
+    for start in range(0, len(x), rows):
+        stop = min(start + rows, len(x))
+        torch.mm(x[start:stop], x[start:].T, out=out[start:stop, start:])
+        out[stop:, start:stop] = out[start:stop, stop:].T
+    return out
+
+
+def _normalised(numerators: Tensor, visible: Tensor) -> Tensor:  # (R, R), (R,) -> (R, R)
+    own = numerators.diagonal()
+    own = own * (own > visible)
+    return numerators / indices.norms(own, own)
 
 
 # -- clustering ---------------------------------------------------------------------------------
@@ -237,7 +291,7 @@ def _relabelled(merges: list[tuple[int, int, float]], n: int) -> np.ndarray:
             i = parent[i]
         return i
 
-    out = []
+    out: list[tuple[int, int, float, float]] = []
     for a, b, height in sorted(merges, key=lambda merge: merge[2]):
         i, j = find(a), find(b)
         left, right = sorted((label[i], label[j]))
