@@ -29,7 +29,8 @@ def progress(wanted: bool | None, total: int | None, what: str) -> Iterator[Call
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)  # in a pipe, what remains is the last line
+    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
         task = bar.add_task(what, total=total, rate="")
 
         def advance(count: int) -> None:
