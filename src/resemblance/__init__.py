@@ -1,18 +1,64 @@
-"""How alike are two neural networks, where do they part, and which one fits my data?"""
+"""How alike are two neural networks, where do they part, and which one fits my data?
 
-from .errors import ResemblanceError
-from .record import record, record_arrays
-from .representation import Representation, load, merge
-from .sketch import CountSketch
+Names are imported when they are first used, so that `resemblance --help` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "CountSketch",
-    "Representation",
-    "ResemblanceError",
-    "load",
-    "merge",
-    "record",
-    "record_arrays",
-]
+_HOME = {  # public name -> the module that defines it
+    "Comparison": "compare",
+    "CountSketch": "sketch",
+    "KernelClassifier": "classify",
+    "Representation": "representation",
+    "ResemblanceError": "errors",
+    "Task2Vec": "task2vec",
+    "adaptation": "adaptation",
+    "cka": "indices",
+    "compare": "compare",
+    "compare_all": "many",
+    "fisher_rao": "fisher_rao",
+    "load": "representation",
+    "merge": "representation",
+    "nbs": "indices",
+    "record": "record",
+    "record_arrays": "record",
+    "report": "report",
+    "task2vec": "task2vec",
+}
+
+__all__ = [*_HOME]
+
+if TYPE_CHECKING:
+    from .compare import Comparison, compare
+    from .errors import ResemblanceError
+    from .indices import cka, nbs
+    from .many import compare_all
+    from .record import record, record_arrays
+    from .representation import Representation, load, merge
+    from .sketch import CountSketch
+
+
+class _Package(types.ModuleType):
+    """A package whose public names win over its modules of the same name (`compare`, `record`)."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f".{_HOME[name]}", self.__name__), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted([*__all__, "__version__"])
+
+
+sys.modules[__name__].__class__ = _Package
