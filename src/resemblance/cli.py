@@ -111,7 +111,7 @@ def layers(
     batch = source(samples, seed=0, block=2, batch_size=2, shard=(0, 1)).first
     calls = trace(net, lambda: run_by_convention(net, batch))
     chosen = automatic(net, calls)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "layer": call.name,
             "kind": call.kind,

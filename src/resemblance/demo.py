@@ -66,13 +66,13 @@ class Network:
 def train(
     images: Tensor, labels: Tensor, *, classes: int, seed: int, start: DigitNet | None = None
 ) -> DigitNet:
-    """A network after `EPOCHS` (a third of them from a start), without touching the global seed."""
+    """A network after `EPOCHS`, or after a fifth of them more, gently, from a start."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         net = copy.deepcopy(start) if start is not None else DigitNet(classes)
-        epochs = EPOCHS if start is None else EPOCHS // 3
+        epochs, rate = (EPOCHS, 6e-3) if start is None else (EPOCHS // 5, 6e-4)
         steps = epochs * -(-len(images) // 100)
-        optimiser = torch.optim.AdamW(net.parameters(), 6e-3, weight_decay=1e-2)
+        optimiser = torch.optim.AdamW(net.parameters(), rate, weight_decay=1e-2)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
         for _ in range(epochs):
             for rows in torch.randperm(len(images)).split(100):
@@ -261,9 +261,9 @@ def _copies(nets: list[Network], reps: dict[str, Representation], out: Path) -> 
             error_kw={"lw": 1, "capsize": 2},
         )
     axes.set_xticks(range(len(names)), [names[i] for i in order], rotation=20, ha="right")
-    axes.set(ylim=(0, 1.03), ylabel="alike to twin-1, mean over layers")
+    axes.set(ylim=(0, 1.02), ylabel="alike to twin-1, mean over layers")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="upper right")
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     figure.savefig(out / "copies.png", dpi=150)
     at = names.index("twin-1-pruned")
     right = {net.name: net.accuracy for net in nets}

@@ -211,16 +211,16 @@ def _arrays(path: Path) -> tuple[Tensor, ...]:
             content = {name: file[name] for name in file.files}
     except (OSError, ValueError) as error:
         raise FormatError(f"{path} is not a readable .npz file ({_first_line(error)})") from error
-    for key, label in (("x", "y"), ("xte", "yte"), ("images", "labels"), ("xtr", "ytr")):
-        if key in content:
-            break
-    else:
-        key, label = next(iter(content), ""), ""
-        if len(content) != 1:
-            raise DataError(
-                f"{path} holds {', '.join(content) or 'nothing'}; expected x (and y), xte (and yte), "
-                "or a single array"
-            )
+    known = {"x": "y", "xte": "yte", "images": "labels", "xtr": "ytr"}
+    key = next((name for name in known if name in content), "")
+    if not key and len(content) == 1:
+        key = next(iter(content))
+    if not key:
+        raise DataError(
+            f"{path} holds {', '.join(content) or 'nothing'}; expected x (and y), xte (and yte) or "
+            "a single array"
+        )
+    label = known.get(key, "")
     x = torch.from_numpy(content[key])
     if x.dtype == torch.uint8:  # images as they are usually stored: (n, height, width, channels)
         x = x.float() / 255
@@ -288,7 +288,8 @@ def call_function(spec: str) -> Any:
     if not path.is_file():
         raise DataError(f"no file at {file}; expected FILE.py:FUNCTION")
     module_spec = importlib.util.spec_from_file_location(f"_user_{path.stem}", path)
-    assert module_spec is not None and module_spec.loader is not None
+    assert module_spec is not None
+    assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module  # data loader workers look it up by name
     sys.path.insert(0, str(path.parent.resolve()))
