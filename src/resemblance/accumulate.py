@@ -13,6 +13,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from . import fused
 from .blocks import gram, pack16
 from .representation import Layer, Settings, finish
 from .sketch import Fold, add_to_buckets
@@ -22,17 +23,25 @@ from .sketch import Fold, add_to_buckets
 class Plan:
     """What happens to the rows of one forward batch, the same for every layer."""
 
-    buckets: Tensor | None  # (n, t) on the device; None if no buckets are kept
-    signs: Tensor | None  # (n, t)
+    buckets: tuple[Tensor, Tensor] | None  # bucket and sign (n, t) of each; None if not kept
     blocks: list[tuple[int, int]]  # rows [start, stop) that form a block; they come first
 
 
 class Accumulator:
     """Blocks, buckets and moments of one layer; `add` batches, then `result`."""
 
-    def __init__(self, name: str, shape: tuple[int, ...], dim: int, settings: Settings) -> None:
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dim: int,
+        settings: Settings,
+        *,
+        deterministic: bool = False,
+    ) -> None:
         self.name, self.shape, self.dim, self.settings = name, shape, dim, settings
         self.width = min(dim, settings.max_dim or dim)
+        self._deterministic = deterministic
         self._fold: Fold | None = None
         self._sums: dict[str, Tensor] = {}
         self._totals: dict[str, Tensor] = {}
@@ -42,69 +51,115 @@ class Accumulator:
     def add(self, features: Tensor, gradients: Tensor | None, plan: Plan) -> dict[str, Tensor]:
         """Take in a batch (n, d); returns squared norms (n,), finite where the samples are."""
         with torch.autocast(features.device.type, enabled=False), torch.no_grad():
-            f = features.float()
-            norms = {"features": self._kind("features", f, plan)}
-            if gradients is None:
-                return norms
-            g = gradients.float()
-            norms["gradients"] = self._kind("gradients", g, plan)
-            inner = torch.einsum("nd,nd->n", f, g).double()
-            self._moment("product", norms["features"] * norms["gradients"])
-            self._moment("inner", inner)
-            self._moment("inner_squared", inner**2)
-            self._moment("inner_fourth", inner**4)
-            if self.settings.elementwise:
-                norms["elementwise"] = self._kind("elementwise", f * g, plan)
+            vectors = {"features": features}
+            if gradients is not None:
+                vectors["gradients"] = gradients
+                if self.settings.elementwise:
+                    vectors["elementwise"] = features.float() * gradients.float()
+            diagonals = {
+                kind: self._add_blocks(kind, x, plan.blocks) for kind, x in vectors.items()
+            }
+            if plan.buckets is not None and not self._deterministic and fused.available(features):
+                norms, inner = self._add_fused(vectors, *plan.buckets)
+            else:
+                norms, inner = self._add_plain(vectors, diagonals, plan)
+            for kind, norm in norms.items():
+                self._moment(f"trace_{kind}", norm)
+            if inner is not None:
+                self._moment("product", norms["features"] * norms["gradients"])
+                self._moment("inner", inner)
+                self._moment("inner_squared", inner**2)
+                self._moment("inner_fourth", inner**4)
             return norms
 
-    def _kind(self, kind: str, x: Tensor, plan: Plan) -> Tensor:  # (n, d) -> (n,) squared norms
-        norms = []
-        done = 0
-        for start, stop in plan.blocks:
+    def _add_blocks(self, kind: str, x: Tensor, spans: list[tuple[int, int]]) -> Tensor:
+        """Gram matrices inside blocks; returns the squared norms of the rows in blocks."""
+        size = self.settings.block
+        packed = self._blocks.setdefault(kind, [])
+        diagonals = [x.new_zeros(0, dtype=torch.float32)]
+        whole = [span for i, span in enumerate(spans) if span == (i * size, (i + 1) * size)]
+        if whole:  # full blocks, one after the other: all of them in one product
+            kernel = gram(x[: len(whole) * size].unflatten(0, (len(whole), size)))
+            packed += zip(*pack16(kernel, size), strict=True)
+            diagonals.append(kernel.diagonal(dim1=-2, dim2=-1).flatten())
+        for start, stop in spans[len(whole) :]:
             kernel = gram(x[start:stop])
-            self._blocks.setdefault(kind, []).append(pack16(kernel, self.settings.block))
-            norms.append(kernel.diagonal())
-            done = stop
-        if done < len(x):
-            norms.append(torch.einsum("nd,nd->n", x[done:], x[done:]))
-        norm = torch.cat(norms).double()
-        self._moment(f"trace_{kind}", norm)
-        if plan.buckets is not None and plan.signs is not None:
-            self._sketch(kind, x, plan.buckets, plan.signs)
-        return norm
+            packed.append(pack16(kernel, size))
+            diagonals.append(kernel.diagonal())
+        return torch.cat(diagonals)
 
-    def _sketch(self, kind: str, x: Tensor, buckets: Tensor, signs: Tensor) -> None:
-        if self.width < self.dim:
-            if self._fold is None:
-                self._fold = Fold(self.dim, self.width, self.settings.seed, x.device)
-            x = self._fold(x)
+    def _add_plain(
+        self, vectors: dict[str, Tensor], diagonals: dict[str, Tensor], plan: Plan
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Buckets and moments in plain PyTorch: squared norms, and ⟨f, g⟩ of each sample."""
+        norms = {}
+        for kind, x in vectors.items():
+            rest = x[len(diagonals[kind]) :].float()
+            norms[kind] = torch.cat(
+                [diagonals[kind], torch.einsum("nd,nd->n", rest, rest)]
+            ).double()
+            if plan.buckets is not None:
+                table, total = self._tables(kind, x.device)
+                folded = self._folded(x.device)(x.float())
+                total += folded.sum(0)
+                add_to_buckets(table, folded, *plan.buckets, deterministic=self._deterministic)
+        if "gradients" not in vectors:
+            return norms, None
+        f, g = vectors["features"].float(), vectors["gradients"].float()
+        return norms, torch.einsum("nd,nd->n", f, g).double()
+
+    def _add_fused(
+        self, vectors: dict[str, Tensor], buckets: Tensor, signs: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """The same in one read of features and gradients, on a GPU."""
+
+        def sketched(*kinds: str) -> tuple[Tensor, ...]:
+            x = [vectors[kind] for kind in kinds]
+            tables, totals = zip(*(self._tables(k, x[0].device) for k in kinds), strict=True)
+            second = x[1] if len(x) > 1 else None
+            fold = self._folded(x[0].device)
+            return fused.sketch(x[0], second, fold, buckets, signs, tables, totals)
+
+        norms, inner = {}, None
+        if "gradients" in vectors:
+            norms["features"], norms["gradients"], inner = sketched("features", "gradients")
+        else:
+            norms["features"], _, _ = sketched("features")
+        if "elementwise" in vectors:
+            norms["elementwise"], _, _ = sketched("elementwise")
+        norms = {kind: norm.double() for kind, norm in norms.items()}
+        return norms, None if inner is None else inner.double()
+
+    def _folded(self, device: torch.device) -> Fold:
+        if self._fold is None:
+            self._fold = Fold(self.dim, self.width, self.settings.seed, device)
+        return self._fold
+
+    def _tables(self, kind: str, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The buckets (M, width) and the total (width,) of one kind, which are added to."""
         if kind not in self._sums:
-            self._sums[kind] = x.new_zeros(self.settings.buckets, self.width)
-            self._totals[kind] = x.new_zeros(self.width, dtype=torch.float64)
-        self._totals[kind] += x.sum(0)
-        add_to_buckets(self._sums[kind], x, buckets, signs)
+            self._sums[kind] = torch.zeros(self.settings.buckets, self.width, device=device)
+            self._totals[kind] = torch.zeros(self.width, device=device, dtype=torch.float64)
+        return self._sums[kind], self._totals[kind]
 
     def _moment(self, name: str, values: Tensor) -> None:
-        total = values.sum()
+        total = values.double().sum()
         self._moments[name] = self._moments[name] + total if name in self._moments else total
 
     def result(self, signs: Tensor | None, count: int) -> Layer:
         """The layer's share of a Representation, with its accumulators still in it."""
         tensors: dict[str, Tensor] = {} if signs is None else {"signs": signs}
         moments = {name: float(value) for name, value in self._moments.items()}
-        kinds = [name.removeprefix("trace_") for name in moments if name.startswith("trace_")]
-        for kind in kinds if self.settings.blocks else ():
-            packed = self._blocks.get(kind, [])
-            size = self.settings.block
-            triangles = torch.zeros(len(packed), size * (size - 1) // 2, dtype=torch.int16)
-            diagonals = torch.zeros(len(packed), size)
-            for row, (triangle, diagonal) in enumerate(packed):
-                triangles[row], diagonals[row] = triangle, diagonal
-            tensors[f"{kind}.blocks.triangle"] = triangles
-            tensors[f"{kind}.blocks.diagonal"] = diagonals
+        size = self.settings.block
+        for kind, packed in self._blocks.items() if self.settings.blocks else ():
+            triangles = [torch.zeros(0, size * (size - 1) // 2, dtype=torch.int16)]
+            triangles += [triangle[None].cpu() for triangle, _ in packed]
+            diagonals = [torch.zeros(0, size), *(diagonal[None].cpu() for _, diagonal in packed)]
+            tensors[f"{kind}.blocks.triangle"] = torch.cat(triangles)
+            tensors[f"{kind}.blocks.diagonal"] = torch.cat(diagonals)
         for kind, sums in self._sums.items():
-            tensors[f"{kind}.sums"] = sums.cpu()
-            tensors[f"{kind}.total"] = self._totals[kind].cpu()
+            tensors[f"{kind}.sums"] = sums
+            tensors[f"{kind}.total"] = self._totals[kind]
         tensors, moments = finish(tensors, moments, count)
         return Layer(
             name=self.name,
@@ -112,5 +167,5 @@ class Accumulator:
             dim=self.dim,
             folded=self.width < self.dim,
             moments=MappingProxyType(moments),
-            tensors=MappingProxyType(tensors),
+            tensors=MappingProxyType({key: value.cpu() for key, value in tensors.items()}),
         )

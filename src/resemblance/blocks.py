@@ -15,8 +15,11 @@ from __future__ import annotations
 import functools
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+# torch can sum half-precision products in float32 and keep the sum so, from 2.8 on
+_WIDE_PRODUCTS = tuple(int(v) for v in torch.__version__.split(".")[:2]) >= (2, 8)
 _ONE16 = 2**15 - 1
 _ONE24 = 2**23 - 1
 
@@ -27,10 +30,17 @@ def _lower(size: int) -> tuple[Tensor, Tensor]:
     return rows, columns
 
 
-def gram(x: Tensor) -> Tensor:  # (n, d) -> (n, n)
-    """The kernel of the rows of x, in float32 whatever the dtype of x."""
+def gram(x: Tensor) -> Tensor:  # (..., n, d) -> (..., n, n)
+    """The kernel of the rows of x, in float32 whatever the dtype of x.
+
+    On a GPU, half-precision rows are multiplied as they are: their products are exact in float32,
+    in which they are summed.
+    """
+    if x.is_cuda and x.dtype != torch.float32 and _WIDE_PRODUCTS:
+        batch = x.reshape(-1, *x.shape[-2:])
+        return torch.bmm(batch, batch.mT, out_dtype=torch.float32).view(*x.shape[:-1], -1)
     x = x.float()
-    return x @ x.T
+    return x @ x.mT
 
 
 def _correlations(kernel: Tensor) -> tuple[Tensor, Tensor]:  # (..., n, n) -> (..., t), (..., n)
@@ -46,13 +56,15 @@ def _correlations(kernel: Tensor) -> tuple[Tensor, Tensor]:  # (..., n, n) -> (.
 
 
 def pack16(kernel: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """A block (n, n), n ≤ size, as an int16 triangle (size·(size-1)/2,) and a diagonal (size,)."""
+    """Blocks (..., n, n), n ≤ size, as int16 triangles (..., size·(size-1)/2) and diagonals.
+
+    They stay on the device of the kernel.
+    """
     triangle, diagonal = _correlations(kernel)
-    packed = torch.zeros(size * (size - 1) // 2, dtype=torch.int16)
-    packed[: len(triangle)] = (triangle * _ONE16).round_().short().cpu()
-    padded = torch.zeros(size)
-    padded[: len(diagonal)] = diagonal.cpu()
-    return packed, padded
+    packed = (triangle * _ONE16).round_().short()
+    missing = size * (size - 1) // 2 - packed.shape[-1]
+    short = size - diagonal.shape[-1]
+    return F.pad(packed, (0, missing)), F.pad(diagonal, (0, short))
 
 
 def unpack16(triangle: Tensor, diagonal: Tensor, *, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -252,7 +252,8 @@ def finish(
         if f"{kind}.sums" not in tensors:
             continue
         sums, mean = tensors[f"{kind}.sums"].float(), tensors[f"{kind}.total"].double() / count
-        triangle, diagonal = packing.pack24(sums @ sums.T)
+        wide = sums.double() if sums.is_cuda else sums  # a GPU may be set to round float32 products
+        triangle, diagonal = packing.pack24(wide @ wide.T)
         tensors[f"{kind}.buckets.triangle"] = triangle
         tensors[f"{kind}.buckets.diagonal"] = diagonal
         tensors[f"{kind}.buckets.mean"] = (sums @ mean.float()).cpu()

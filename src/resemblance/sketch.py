@@ -103,8 +103,17 @@ class CountSketch:
         return torch.zeros(self.buckets, len(h)).scatter_(0, h.T, s.T)
 
 
-def add_to_buckets(table: Tensor, rows: Tensor, buckets: Tensor, signs: Tensor) -> None:
-    """table (M, d) += S · rows (n, d), in place; buckets and signs are (n, t)."""
+def add_to_buckets(
+    table: Tensor, rows: Tensor, buckets: Tensor, signs: Tensor, *, deterministic: bool = False
+) -> None:
+    """table (M, d) += S · rows (n, d), in place; buckets and signs are (n, t).
+
+    A GPU adds rows of one bucket in any order; with `deterministic`, S is a dense matrix instead.
+    """
+    if deterministic and rows.is_cuda:
+        dense = rows.new_zeros(len(table), len(rows)).scatter_(0, buckets.T, signs.T)
+        table += dense @ rows
+        return
     for t in range(buckets.shape[1]):
         table.index_add_(0, buckets[:, t], rows * signs[:, t : t + 1])
 
@@ -120,11 +129,23 @@ class Fold:
 
     def __init__(self, dim: int, width: int, seed: int, device: torch.device | None = None) -> None:
         self.dim, self.width = dim, width
+        self._packed: tuple[Tensor, Tensor] | None = None
         signs = 1.0 - 2.0 * (_hash(seed, _FOLD_SIGN, np.arange(dim)) >> np.uint64(63))
         self.signs = torch.from_numpy(signs.astype(np.float32)).to(device or torch.device("cpu"))
         self.shifts = _below(_hash(seed, _FOLD_SHIFT, np.arange(-(-dim // width))), width).tolist()
+        if dim <= width:  # nothing to fold
+            self.signs, self.shifts = torch.ones_like(self.signs), [0]
+
+    def packed(self) -> tuple[Tensor, Tensor]:
+        """Signs (dim,) in int8 and shifts (chunks,) in int32 on the device, for `fused`."""
+        if self._packed is None:
+            shifts = torch.tensor(self.shifts, dtype=torch.int32, device=self.signs.device)
+            self._packed = self.signs.to(torch.int8), shifts
+        return self._packed
 
     def __call__(self, x: Tensor) -> Tensor:  # (n, dim) -> (n, width)
+        if self.dim <= self.width:
+            return x.float()
         out = x.new_zeros(len(x), self.width, dtype=torch.float32)
         for r, shift in enumerate(self.shifts):
             start, stop = r * self.width, min((r + 1) * self.width, self.dim)

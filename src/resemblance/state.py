@@ -37,9 +37,13 @@ class PassState:
         pool: pooling.Pool,
         on_bad: str,
         device: torch.device | None = None,
+        *,
+        watch_order: bool = False,
+        deterministic: bool = False,
     ) -> None:
         self.settings, self.names, self.pool, self.on_bad = settings, names, pool, on_bad
-        self.order = OrderCheck()
+        self.order = OrderCheck() if watch_order else None
+        self._deterministic = deterministic
         self._device = device or torch.device("cpu")
         self._sketch = (
             CountSketch(settings.buckets, settings.seed, settings.per_sample)
@@ -93,7 +97,13 @@ class PassState:
     def _check_width(self, i: int, features: Tensor, vectors: Tensor) -> None:
         name, width = self.names[i], vectors.shape[1]
         if i not in self._layers:
-            self._layers[i] = Accumulator(name, tuple(features.shape[1:]), width, self.settings)
+            self._layers[i] = Accumulator(
+                name,
+                tuple(features.shape[1:]),
+                width,
+                self.settings,
+                deterministic=self._deterministic,
+            )
         if width != self._layers[i].dim:
             raise DataError(
                 f"layer {name!r}: expected vectors of width {self._layers[i].dim} as in the first "
@@ -105,7 +115,7 @@ class PassState:
         norms = self._layers[i].add(f, g, self._plan)
         for kind, norm in norms.items():
             self._finite[kind, i] = torch.isfinite(norm)
-        if i == len(self.names) - 1:
+        if self.order is not None and i == len(self.names) - 1:
             self.order.add(f, self._plan.blocks)
 
     def end(self) -> None:
@@ -152,10 +162,10 @@ class PassState:
                 self._numbers.append(number)
             done += kept
         if self._sketch is None:
-            return Plan(None, None, spans)
+            return Plan(None, spans)
         h, s = self._sketch.assign(self._indices[keep])
         self._signs.index_add_(0, h.flatten(), s.flatten())
-        return Plan(h.to(self._device), s.to(self._device), spans)
+        return Plan((h.to(self._device), s.to(self._device)), spans)
 
     @contextlib.contextmanager
     def trial(self) -> Iterator[set[int]]:
