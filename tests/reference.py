@@ -104,6 +104,7 @@ def moments(f, g=None, elementwise=False):
         "product": sum(float(a @ a) * float(b @ b) for a, b in zip(f, g, strict=True)),
         "inner": sum(float(a @ b) for a, b in zip(f, g, strict=True)),
         "inner_squared": sum(float(a @ b) ** 2 for a, b in zip(f, g, strict=True)),
+        "inner_fourth": sum(float(a @ b) ** 4 for a, b in zip(f, g, strict=True)),
     }
     if elementwise:
         out["trace_elementwise"] = sum(float((a * b) @ (a * b)) for a, b in zip(f, g, strict=True))
