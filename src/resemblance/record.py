@@ -128,7 +128,9 @@ def record(
     shard = _check_choices(batch_size, on_bad, shard)
     run = call or _run
     with untouched(model):
-        source = sources.source(data, seed=seed, block=block, batch_size=batch_size, shard=shard)
+        source = sources.source(
+            data, seed=seed, block=settings.block, batch_size=batch_size, shard=shard
+        )
         settings = replace(settings, block=source.block)
         first = to_device(source.first, device)
         taps = select(model, layers, trace(model, lambda: run(model, first)))
@@ -260,7 +262,7 @@ def record_arrays(
     )
     shard = _check_choices(batch_size, on_bad, shard)
     source = sources.source(
-        np.arange(total), seed=seed, block=block, batch_size=batch_size, shard=shard
+        np.arange(total), seed=seed, block=settings.block, batch_size=batch_size, shard=shard
     )
     settings = replace(settings, block=source.block)
     state = PassState(settings, list(f), "flatten", on_bad)
@@ -332,7 +334,7 @@ def _check_choices(batch_size: int, on_bad: str, shard: tuple[int, int] | None) 
         raise DataError(f"batch_size must be 1 or more; found {batch_size}")
     if on_bad not in ("raise", "skip"):
         raise DataError(f'on_bad must be "raise" or "skip"; found {on_bad!r}')
-    i, n = shard or (0, 1)
+    i, n = (int(part) for part in shard or (0, 1))
     if not 0 <= i < n:
         raise DataError(f"shard must be (i, n) with 0 <= i < n; found {shard}")
     return i, n

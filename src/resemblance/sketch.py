@@ -34,7 +34,7 @@ def _hash(seed: int, stream: int, indices: ArrayLike) -> np.ndarray:
     """64 random bits for each index; streams and seeds are independent of each other."""
     with np.errstate(over="ignore"):
         golden = np.uint64(0x9E3779B97F4A7C15)
-        key = _mix(np.asarray([seed % 2**64], np.uint64) + golden * np.uint64(stream + 1))
+        key = _mix(np.asarray([int(seed) % 2**64], np.uint64) + golden * np.uint64(stream + 1))
         return _mix(key ^ _mix(np.asarray(indices).astype(np.uint64) * golden + golden))
 
 
