@@ -43,7 +43,10 @@ def networks() -> dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any],
         def build() -> nn.Module:
             import torchvision
 
-            return getattr(torchvision.models, name)()
+            model = getattr(torchvision.models, name)()
+            if name.startswith("vit"):  # its head begins at zero, which has no gradient
+                nn.init.normal_(model.heads.head.weight, std=0.02)
+            return model
 
         return build
 

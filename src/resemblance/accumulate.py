@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import fused
 from .blocks import gram, pack16
-from .representation import Layer, Settings, finish
+from .representation import Layer, Settings, finish, without_sums
 from .sketch import Fold, add_to_buckets
 
 
@@ -77,12 +77,7 @@ class Accumulator:
         size = self.settings.block
         packed = self._blocks.setdefault(kind, [])
         diagonals = [x.new_zeros(0, dtype=torch.float32)]
-        whole = [span for i, span in enumerate(spans) if span == (i * size, (i + 1) * size)]
-        if whole:  # full blocks, one after the other: all of them in one product
-            kernel = gram(x[: len(whole) * size].unflatten(0, (len(whole), size)))
-            packed += zip(*pack16(kernel, size), strict=True)
-            diagonals.append(kernel.diagonal(dim1=-2, dim2=-1).flatten())
-        for start, stop in spans[len(whole) :]:
+        for start, stop in spans:
             kernel = gram(x[start:stop])
             packed.append(pack16(kernel, size))
             diagonals.append(kernel.diagonal())
@@ -146,21 +141,22 @@ class Accumulator:
         total = values.double().sum()
         self._moments[name] = self._moments[name] + total if name in self._moments else total
 
-    def result(self, signs: Tensor | None, count: int) -> Layer:
-        """The layer's share of a Representation, with its accumulators still in it."""
+    def result(self, signs: Tensor | None, count: int, *, keep_sums: bool) -> Layer:
+        """The layer's share of a Representation, with its accumulators if they are to be kept."""
         tensors: dict[str, Tensor] = {} if signs is None else {"signs": signs}
         moments = {name: float(value) for name, value in self._moments.items()}
         size = self.settings.block
         for kind, packed in self._blocks.items() if self.settings.blocks else ():
-            triangles = [torch.zeros(0, size * (size - 1) // 2, dtype=torch.int16)]
-            triangles += [triangle[None].cpu() for triangle, _ in packed]
-            diagonals = [torch.zeros(0, size), *(diagonal[None].cpu() for _, diagonal in packed)]
-            tensors[f"{kind}.blocks.triangle"] = torch.cat(triangles)
-            tensors[f"{kind}.blocks.diagonal"] = torch.cat(diagonals)
+            none = torch.zeros(0, size * (size - 1) // 2, dtype=torch.int16), torch.zeros(0, size)
+            triangles, diagonals = map(torch.stack, zip(*packed, strict=True)) if packed else none
+            tensors[f"{kind}.blocks.triangle"] = triangles
+            tensors[f"{kind}.blocks.diagonal"] = diagonals
         for kind, sums in self._sums.items():
             tensors[f"{kind}.sums"] = sums
             tensors[f"{kind}.total"] = self._totals[kind]
         tensors, moments = finish(tensors, moments, count)
+        if not keep_sums:
+            tensors = without_sums(tensors)
         return Layer(
             name=self.name,
             shape=self.shape,

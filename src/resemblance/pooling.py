@@ -38,6 +38,16 @@ def called(function: Callable[..., object]) -> str:
     return f"function {getattr(function, '__qualname__', type(function).__name__)}"
 
 
+def in_memory_order(features: Tensor, gradients: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Channels-last images as (n, ..., channels), so that flattening them copies nothing.
+
+    Kernels do not depend on the order of features, as long as gradients share it.
+    """
+    if features.ndim < 4 or features.is_contiguous():
+        return features, gradients
+    return features.movedim(1, -1), None if gradients is None else gradients.movedim(1, -1)
+
+
 def apply(pool: Pool, x: Tensor, mask: Tensor | None, *, gradient: bool) -> Tensor:  # -> (n, d)
     """Pool features or, with `gradient`, the gradients that belong to them."""
     if callable(pool):

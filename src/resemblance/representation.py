@@ -50,7 +50,7 @@ class Layer:
     """One layer's share of a Representation. Kernels come out in float64."""
 
     name: str
-    shape: tuple[int, ...]  # of one sample's features, before pooling
+    shape: tuple[int, ...]  # of one sample's features before pooling, as they lie in memory
     dim: int  # width of the recorded vector
     folded: bool  # whether max_dim acted on the buckets
     moments: Mapping[str, float]  # sums over all samples, see docs/format.md
@@ -169,7 +169,13 @@ class Representation:
 
     def without_sums(self) -> Representation:
         """The same without its accumulators: all that comparison needs."""
-        return replace(self, layers=tuple(_without_sums(layer) for layer in self.layers))
+        return replace(
+            self,
+            layers=tuple(
+                replace(layer, tensors=MappingProxyType(without_sums(layer.tensors)))
+                for layer in self.layers
+            ),
+        )
 
     def renamed(self, name: str) -> Representation:
         """The same under another model name."""
@@ -261,9 +267,9 @@ def finish(
     return tensors, moments
 
 
-def _without_sums(layer: Layer) -> Layer:
-    kept = {k: v for k, v in layer.tensors.items() if not k.endswith((".sums", ".total"))}
-    return replace(layer, tensors=MappingProxyType(kept))
+def without_sums(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A layer's tensors but for its accumulators."""
+    return {k: v for k, v in tensors.items() if not k.endswith((".sums", ".total"))}
 
 
 def merge(parts: Iterable[Representation], *, keep_sums: bool = False) -> Representation:
@@ -335,7 +341,7 @@ def _refuse_unmergeable(a: Representation, b: Representation) -> None:
     pairs += [
         ("model weights", a.model["fingerprint"], b.model["fingerprint"]),
         ("layers", a.layer_names, b.layer_names),
-        ("layer widths", [layer.dim for layer in a], [layer.dim for layer in b]),
+        ("shapes of layers", [layer.shape for layer in a], [layer.shape for layer in b]),
         ("number of shards", a.data["shards"][0][1], b.data["shards"][0][1]),
         ("samples in all", a.data["total"], b.data["total"]),
         ("data_id", a.data["id"], b.data["id"]),

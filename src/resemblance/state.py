@@ -79,6 +79,8 @@ class PassState:
             if gradients is not None and bool((gradients != 0).any()):
                 self._trial.add(i)
             return
+        if self.pool == "flatten":
+            features, gradients = pooling.in_memory_order(features, gradients)
         f = pooling.apply(self.pool, features, self._mask, gradient=False)
         g = None
         if gradients is not None:
@@ -190,9 +192,11 @@ class PassState:
             )
             raise DataError(f"nothing was recorded: {why}")
         now = datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds")
-        rep = Representation(
+        return Representation(
             layers=tuple(
-                self._layers[i].result(self._signs if self._sketch else None, self._samples)
+                self._layers[i].result(
+                    self._signs if self._sketch else None, self._samples, keep_sums=keep_sums
+                )
                 for i in sorted(self._layers)
             ),
             settings=self.settings,
@@ -209,4 +213,3 @@ class PassState:
             block_sizes=tuple(self._sizes),
             block_numbers=tuple(self._numbers),
         )
-        return rep if keep_sums else rep.without_sums()
