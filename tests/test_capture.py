@@ -564,3 +564,27 @@ def test_parameters_made_in_inference_mode_are_refused():
         model = networks.MLP()
     with pytest.raises(rs.ResemblanceError, match=r"made inside torch.inference_mode"):
         rs.record(model, torch.zeros(20, 6))
+
+
+def test_an_encoder_that_would_pack_padded_batches_is_run_as_written():
+    """nn.TransformerEncoder turns padded batches into nested tensors in evaluation mode."""
+
+    class Net(nn.Module):
+        def __init__(self, nested):
+            super().__init__()
+            self.embed = nn.Embedding(11, 8)
+            layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, input_ids, attention_mask):
+            x = self.embed(input_ids)
+            x = self.encoder(x, src_key_padding_mask=attention_mask == 0)
+            return self.head(x[:, 0])
+
+    nested, plain = (
+        rs.record(networks.seeded(Net, flag), networks.tokens(40), pool="mean")
+        for flag in (True, False)
+    )
+    assert nested.layer_names == ["embed", "encoder.layers.0", "encoder.layers.1", "head:in"]
+    assert_same(nested, plain)

@@ -109,7 +109,9 @@ def test_a_collate_function_that_loses_samples_is_refused():
         batch_size=8,
         collate_fn=lambda rows: torch.stack([r[0] for r in rows[1:]]),
     )
-    with pytest.raises(DataError, match=r"asked the data set for \d+ samples, it gave \d+; a collate"):
+    with pytest.raises(
+        DataError, match=r"asked the data set for \d+ samples, it gave \d+; a collate"
+    ):
         read(open_source(loader))
 
 
