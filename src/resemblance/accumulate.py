@@ -45,8 +45,9 @@ class Accumulator:
         self._fold: Fold | None = None
         self._sums: dict[str, Tensor] = {}
         self._totals: dict[str, Tensor] = {}
-        self._moments: dict[str, Tensor] = {}
-        self._blocks: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        self._moments: Tensor | None = None  # in the order of _names
+        self._names: list[str] = []
+        self._blocks: dict[str, list[tuple[Tensor, ...]]] = {}
 
     def add(self, features: Tensor, gradients: Tensor | None, plan: Plan) -> dict[str, Tensor]:
         """Take in a batch (n, d); returns squared norms (n,), finite where the samples are."""
@@ -63,36 +64,31 @@ class Accumulator:
                 norms, inner = self._add_fused(vectors, *plan.buckets)
             else:
                 norms, inner = self._add_plain(vectors, diagonals, plan)
-            for kind, norm in norms.items():
-                self._moment(f"trace_{kind}", norm)
-            if inner is not None:
-                self._moment("product", norms["features"] * norms["gradients"])
-                self._moment("inner", inner)
-                self._moment("inner_squared", inner**2)
-                self._moment("inner_fourth", inner**4)
+            self._add_moments(norms, inner)
             return norms
 
-    def _add_blocks(self, kind: str, x: Tensor, spans: list[tuple[int, int]]) -> Tensor:
-        """Gram matrices inside blocks; returns the squared norms of the rows in blocks."""
-        size = self.settings.block
-        packed = self._blocks.setdefault(kind, [])
-        diagonals = [x.new_zeros(0, dtype=torch.float32)]
+    def _add_blocks(self, kind: str, x: Tensor, spans: list[tuple[int, int]]) -> list[Tensor]:
+        """Gram matrices inside blocks, packed at once on a CPU, at the end on a GPU.
+
+        A GPU would spend more time on being told to pack a block than on everything else. Returns
+        the squared norms of the rows in each block.
+        """
+        held = self._blocks.setdefault(kind, [])
+        diagonals = []
         for start, stop in spans:
             kernel = gram(x[start:stop])
-            packed.append(pack16(kernel, size))
+            held.append((kernel,) if x.is_cuda else pack16(kernel, self.settings.block))
             diagonals.append(kernel.diagonal())
-        return torch.cat(diagonals)
+        return diagonals
 
     def _add_plain(
-        self, vectors: dict[str, Tensor], diagonals: dict[str, Tensor], plan: Plan
+        self, vectors: dict[str, Tensor], diagonals: dict[str, list[Tensor]], plan: Plan
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Buckets and moments in plain PyTorch: squared norms, and ⟨f, g⟩ of each sample."""
         norms = {}
         for kind, x in vectors.items():
-            rest = x[len(diagonals[kind]) :].float()
-            norms[kind] = torch.cat(
-                [diagonals[kind], torch.einsum("nd,nd->n", rest, rest)]
-            ).double()
+            rest = x[sum(map(len, diagonals[kind])) :].float()
+            norms[kind] = torch.cat([*diagonals[kind], torch.einsum("nd,nd->n", rest, rest)])
             if plan.buckets is not None:
                 table, total = self._tables(kind, x.device)
                 folded = self._folded(x.device)(x.float())
@@ -101,7 +97,7 @@ class Accumulator:
         if "gradients" not in vectors:
             return norms, None
         f, g = vectors["features"].float(), vectors["gradients"].float()
-        return norms, torch.einsum("nd,nd->n", f, g).double()
+        return norms, torch.einsum("nd,nd->n", f, g)
 
     def _add_fused(
         self, vectors: dict[str, Tensor], buckets: Tensor, signs: Tensor
@@ -115,15 +111,15 @@ class Accumulator:
             fold = self._folded(x[0].device)
             return fused.sketch(x[0], second, fold, buckets, signs, tables, totals)
 
-        norms, inner = {}, None
+        norms: dict[str, Tensor] = {}
+        inner = None
         if "gradients" in vectors:
             norms["features"], norms["gradients"], inner = sketched("features", "gradients")
         else:
             norms["features"], _, _ = sketched("features")
         if "elementwise" in vectors:
             norms["elementwise"], _, _ = sketched("elementwise")
-        norms = {kind: norm.double() for kind, norm in norms.items()}
-        return norms, None if inner is None else inner.double()
+        return norms, inner
 
     def _folded(self, device: torch.device) -> Fold:
         if self._fold is None:
@@ -137,18 +133,44 @@ class Accumulator:
             self._totals[kind] = torch.zeros(self.width, device=device, dtype=torch.float64)
         return self._sums[kind], self._totals[kind]
 
-    def _moment(self, name: str, values: Tensor) -> None:
-        total = values.double().sum()
-        self._moments[name] = self._moments[name] + total if name in self._moments else total
+    def _add_moments(self, norms: dict[str, Tensor], inner: Tensor | None) -> None:
+        """Sums over samples, in float64 on the device: few launches, and no waiting for them."""
+        values = {f"trace_{kind}": norm for kind, norm in norms.items()}
+        if inner is not None:
+            values["product"] = norms["features"].double() * norms["gradients"]
+            wide = inner.double()
+            values |= {"inner": wide, "inner_squared": wide**2, "inner_fourth": wide**4}
+        sums = torch.stack([value.double() for value in values.values()]).sum(1)
+        self._moments = sums if self._moments is None else self._moments + sums
+        self._names = list(values)
+
+    def _packed_blocks(self, kind: str) -> tuple[Tensor, Tensor]:  # (k, t) int16, (k, B)
+        """All blocks of a kind, in the order in which they came."""
+        size = self.settings.block
+        held = self._blocks[kind]
+        if held and len(held[0]) == 1:  # kernels on a GPU: those of one size in one go
+            kernels = [kernel for (kernel,) in held]
+            full = [k for k in kernels if len(k) == size]
+            both = [pack16(torch.stack(full), size)] if full else []
+            both += [pack16(k[None], size) for k in kernels if len(k) < size]
+            where = [i for i, k in enumerate(kernels) if len(k) == size]
+            where += [i for i, k in enumerate(kernels) if len(k) < size]
+            order = torch.tensor(where).argsort().to(kernels[0].device)
+            triangles, diagonals = (torch.cat(x)[order] for x in zip(*both, strict=True))
+            return triangles, diagonals
+        triangles = torch.zeros(len(held), size * (size - 1) // 2, dtype=torch.int16)
+        diagonals = torch.zeros(len(held), size)
+        for i, (triangle, diagonal) in enumerate(held):
+            triangles[i], diagonals[i] = triangle, diagonal
+        return triangles, diagonals
 
     def result(self, signs: Tensor | None, count: int, *, keep_sums: bool) -> Layer:
         """The layer's share of a Representation, with its accumulators if they are to be kept."""
         tensors: dict[str, Tensor] = {} if signs is None else {"signs": signs}
-        moments = {name: float(value) for name, value in self._moments.items()}
-        size = self.settings.block
-        for kind, packed in self._blocks.items() if self.settings.blocks else ():
-            none = torch.zeros(0, size * (size - 1) // 2, dtype=torch.int16), torch.zeros(0, size)
-            triangles, diagonals = map(torch.stack, zip(*packed, strict=True)) if packed else none
+        sums_of = [] if self._moments is None else self._moments.tolist()
+        moments = dict(zip(self._names, sums_of, strict=True))
+        for kind in self._blocks if self.settings.blocks else ():
+            triangles, diagonals = self._packed_blocks(kind)
             tensors[f"{kind}.blocks.triangle"] = triangles
             tensors[f"{kind}.blocks.diagonal"] = diagonals
         for kind, sums in self._sums.items():

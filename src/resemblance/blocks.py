@@ -30,17 +30,16 @@ def _lower(size: int) -> tuple[Tensor, Tensor]:
     return rows, columns
 
 
-def gram(x: Tensor) -> Tensor:  # (..., n, d) -> (..., n, n)
+def gram(x: Tensor) -> Tensor:  # (n, d) -> (n, n)
     """The kernel of the rows of x, in float32 whatever the dtype of x.
 
     On a GPU, half-precision rows are multiplied as they are: their products are exact in float32,
     in which they are summed.
     """
     if x.is_cuda and x.dtype != torch.float32 and _WIDE_PRODUCTS:
-        batch = x.reshape(-1, *x.shape[-2:])
-        return torch.bmm(batch, batch.mT, out_dtype=torch.float32).view(*x.shape[:-1], -1)
+        return torch.mm(x, x.T, out_dtype=torch.float32)
     x = x.float()
-    return x @ x.mT
+    return x @ x.T
 
 
 def _correlations(kernel: Tensor) -> tuple[Tensor, Tensor]:  # (..., n, n) -> (..., t), (..., n)

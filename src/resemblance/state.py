@@ -68,7 +68,7 @@ class PassState:
             if data_id is None
             else fingerprint.of_name(data_id, len(self._indices))
         )
-        self._finite: dict[tuple[str, int], Tensor] = {}
+        self._finite: dict[tuple[str, int], Tensor] = {}  # a number a sample, finite if it is
         self._held: dict[int, tuple[Tensor, Tensor | None]] = {}
         if self.on_bad == "raise":
             self._plan = self._make_plan(np.ones(len(self._indices), bool))
@@ -92,9 +92,9 @@ class PassState:
         # A sample is left out of all layers, so all must be seen first. Without gradients the
         # forward pass is still under way, and may write over what is held.
         self._held[i] = (f.clone() if g is None else f, g)
-        self._finite["features", i] = torch.isfinite(f).all(1)
+        self._finite["features", i] = torch.where(torch.isfinite(f).all(1), 0.0, torch.nan)
         if g is not None:
-            self._finite["gradients", i] = torch.isfinite(g).all(1)
+            self._finite["gradients", i] = torch.where(torch.isfinite(g).all(1), 0.0, torch.nan)
 
     def _check_width(self, i: int, features: Tensor, vectors: Tensor) -> None:
         name, width = self.names[i], vectors.shape[1]
@@ -114,16 +114,15 @@ class PassState:
             )
 
     def _add(self, i: int, f: Tensor, g: Tensor | None) -> None:
-        norms = self._layers[i].add(f, g, self._plan)
-        for kind, norm in norms.items():
-            self._finite[kind, i] = torch.isfinite(norm)
+        for kind, norm in self._layers[i].add(f, g, self._plan).items():
+            self._finite[kind, i] = norm
         if self.order is not None and i == len(self.names) - 1:
             self.order.add(f, self._plan.blocks)
 
     def end(self) -> None:
         """Finish the batch: refuse or leave out what was not finite."""
         where = sorted(self._finite)
-        finite = torch.stack([self._finite[key] for key in where]).cpu().numpy()
+        finite = torch.stack([self._finite[key] for key in where]).isfinite().cpu().numpy()
         keep = np.asarray(finite.all(0))
         if self.on_bad == "skip":
             self._plan = self._make_plan(keep)
