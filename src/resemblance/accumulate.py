@@ -54,7 +54,9 @@ class Accumulator:
         with torch.autocast(features.device.type, enabled=False), torch.no_grad():
             vectors = {"features": features}
             if gradients is not None:
-                vectors["gradients"] = gradients
+                # float16 features come with float32 gradients, which would vanish in float16
+                both = torch.promote_types(features.dtype, gradients.dtype)
+                vectors = {"features": features.to(both), "gradients": gradients.to(both)}
                 if self.settings.elementwise:
                     vectors["elementwise"] = features.float() * gradients.float()
             diagonals = {

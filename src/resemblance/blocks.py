@@ -36,7 +36,7 @@ def gram(x: Tensor) -> Tensor:  # (n, d) -> (n, n)
     On a GPU, half-precision rows are multiplied as they are: their products are exact in float32,
     in which they are summed.
     """
-    if x.is_cuda and x.dtype != torch.float32 and _WIDE_PRODUCTS:
+    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and _WIDE_PRODUCTS:
         return torch.mm(x, x.T, out_dtype=torch.float32)
     x = x.float()
     return x @ x.T
