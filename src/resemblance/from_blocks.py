@@ -26,7 +26,7 @@ from . import indices, kernels
 from .errors import MismatchError
 from .representation import Layer, Representation
 
-_DRAWS = 512  # permutations drawn in all, spread over the blocks
+_DRAWS = 256  # permutations drawn in all, spread over the blocks
 _TOTALS = 1000  # ways of choosing one draw a block, for the 95 % quantile
 
 # Kernel entries are stored as 16-bit correlations, whose rounding has variance 8e-11. A layer whose

@@ -7,6 +7,7 @@ t × R product a block and layer, and each Gram matrix is read once. The result 
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -210,17 +211,28 @@ def _rows(triangle: Tensor, n: int) -> Iterator[tuple[int, Tensor]]:
 
 
 def _level(triangle: Tensor, diagonal: Tensor) -> Tensor:
-    """`from_blocks.level` in place; returns the new diagonal."""
+    """`from_blocks.level` in place, by matrix products; returns the new diagonal."""
     n = diagonal.shape[1]
-    sums = torch.zeros(diagonal.shape, dtype=torch.float64)
-    for i, row in _rows(triangle, n):
-        sums[:, i] += row.sum(1, dtype=torch.float64)
-        sums[:, :i] += row
+    step = max(1, 2**22 // n)  # entries at a time, so that large blocks need no large matrix
+    parts = [(i, min(i + step, triangle.shape[1])) for i in range(0, triangle.shape[1], step)]
+    sums = torch.zeros_like(diagonal)
+    for start, stop in parts:
+        sums.addmm_(triangle[:, start:stop], _members(n, start, stop))
     u = sums / (n - 2) - sums.sum(1, keepdim=True) / (2 * (n - 1) * (n - 2))
-    u32 = u.float()
-    for i, row in _rows(triangle, n):
-        row.sub_(u32[:, i : i + 1]).sub_(u32[:, :i])
-    return (diagonal - 2 * u).float()
+    for start, stop in parts:
+        triangle[:, start:stop].addmm_(u, _members(n, start, stop).T, alpha=-1)
+    return diagonal - 2 * u
+
+
+@functools.lru_cache(maxsize=1)
+def _members(n: int, start: int, stop: int) -> Tensor:  # (stop - start, n)
+    """Ones at the two samples that each entry of a packed triangle belongs to.
+
+    Entries times this are row sums, and this times u is u_i + u_j.
+    """
+    rows, columns = torch.tril_indices(n, n, -1)[:, start:stop]
+    out = torch.zeros(stop - start, n)
+    return out.scatter_(1, rows[:, None], 1.0).scatter_(1, columns[:, None], 1.0)
 
 
 def symmetric_product(x: Tensor, rows: int = 128) -> Tensor:  # (R, t) -> (R, R)
