@@ -192,7 +192,7 @@ def test_fold_keeps_inner_products_on_average_with_the_stated_spread():
 
 def test_fold_keeps_recurring_features_apart():
     """One channel at every token, width tokens apart: without shifts all would share a slot."""
-    dim, width = 64 * 64, 64
+    dim, width = 64 * 512, 512  # shifts are multiples of eight: 64 slots are within reach
     x = torch.zeros(1, dim)
     x[0, ::width] = 1.0
     norms = [float(Fold(dim, width, seed)(x).square().sum()) for seed in range(400)]

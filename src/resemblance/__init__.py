@@ -18,7 +18,6 @@ _HOME = {  # public name -> the module that defines it
     "KernelClassifier": "classify",
     "Representation": "representation",
     "ResemblanceError": "errors",
-    "Task2Vec": "task2vec",
     "adaptation": "adaptation",
     "cka": "indices",
     "compare": "compare",
@@ -36,13 +35,18 @@ _HOME = {  # public name -> the module that defines it
 __all__ = [*_HOME]
 
 if TYPE_CHECKING:
+    from .adaptation import adaptation
+    from .classify import KernelClassifier
     from .compare import Comparison, compare
     from .errors import ResemblanceError
+    from .fisher_rao import fisher_rao
     from .indices import cka, nbs
     from .many import compare_all
     from .record import record, record_arrays
+    from .report import report
     from .representation import Representation, load, merge
     from .sketch import CountSketch
+    from .task2vec import task2vec
 
 
 class _Package(types.ModuleType):

@@ -25,8 +25,8 @@ _ONE24 = 2**23 - 1
 
 
 @functools.lru_cache(maxsize=8)
-def _lower(size: int) -> tuple[Tensor, Tensor]:
-    rows, columns = torch.tril_indices(size, size, -1)
+def _lower(size: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    rows, columns = torch.tril_indices(size, size, -1, device=device or "cpu")
     return rows, columns
 
 
@@ -45,8 +45,7 @@ def gram(x: Tensor) -> Tensor:  # (n, d) -> (n, n)
 def _correlations(kernel: Tensor) -> tuple[Tensor, Tensor]:  # (..., n, n) -> (..., t), (..., n)
     """The strict lower triangle of the correlation matrix in float64, and the diagonal."""
     diagonal = kernel.diagonal(dim1=-2, dim2=-1).double().clamp_min(0)
-    rows, columns = _lower(kernel.shape[-1])
-    rows, columns = rows.to(kernel.device), columns.to(kernel.device)
+    rows, columns = _lower(kernel.shape[-1], kernel.device)
     scale = diagonal.sqrt()
     scale = scale[..., rows] * scale[..., columns]
     triangle = kernel[..., rows, columns].double()
@@ -90,9 +89,9 @@ def squares(triangles: Tensor, diagonal: Tensor) -> Tensor:
 def pack24(kernel: Tensor) -> tuple[Tensor, Tensor]:
     """A kernel (n, n) as three little-endian bytes an entry (t, 3) and a float32 diagonal."""
     triangle, diagonal = _correlations(kernel)
-    fixed = (triangle * _ONE24).round_().int().cpu() & 0xFFFFFF
-    shifts = torch.tensor([0, 8, 16], dtype=torch.int32)
-    return (fixed[:, None] >> shifts & 0xFF).to(torch.uint8), diagonal.cpu()
+    fixed = (triangle * _ONE24).round_().int() & 0xFFFFFF
+    bytes_ = torch.stack([fixed & 0xFF, fixed >> 8 & 0xFF, fixed >> 16], -1)
+    return bytes_.to(torch.uint8).cpu(), diagonal.cpu()
 
 
 def unpack24(triangle: Tensor, diagonal: Tensor) -> Tensor:

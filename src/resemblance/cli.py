@@ -263,7 +263,8 @@ def report(
     from .representation import load
 
     run([load(file) for file in files], out, title=title or None)
-    typer.echo(f"{out}: {len(files)} networks, {out.stat().st_size / 1e6:.2f} MB")
+    many = "1 network" if len(files) == 1 else f"{len(files)} networks"
+    typer.echo(f"{out}: {many}, {out.stat().st_size / 1e6:.2f} MB")
 
 
 @app.command()

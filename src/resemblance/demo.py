@@ -153,7 +153,7 @@ def run(out: Path, *, say: Callable[[str], None]) -> None:
     """Train, record, compare, and write `out`; `say` is given each line of the story."""
     out.mkdir(parents=True, exist_ok=True)
     say(f"Training {COUNT} small networks on scikit-learn's handwritten digits ...")
-    with one_thread(), progress(None, COUNT, "training") as advance:
+    with one_thread(), progress(None, COUNT, "training", "networks") as advance:
         nets = list(networks(advance))
     for net in nets:
         say(f"  {net.name:<14} {net.story}, right on {net.accuracy:.1%} of unseen images")

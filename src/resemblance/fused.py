@@ -42,7 +42,8 @@ if triton is not None:
         total_f, total_g,  # (W,) float64
         inner_ptr, norm_f_ptr, norm_g_ptr,  # (n,) float32
         n, d, width, chunks,
-        T: tl.constexpr, PAIR: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr,
+        T: tl.constexpr, PAIR: tl.constexpr, EIGHTS: tl.constexpr,
+        ROWS: tl.constexpr, SLOTS: tl.constexpr,
     ):  # fmt: skip
         rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
         slots = tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
@@ -58,6 +59,8 @@ if triton is not None:
             shift = tl.load(shift_ptr + chunk)
             turned = slots - shift
             column = chunk * width + tl.where(turned < 0, turned + width, turned)
+            if EIGHTS:  # shifts and widths are multiples of eight: so are runs of columns
+                column = tl.max_contiguous(tl.multiple_of(column, 8), 8)
             valid = inside & (column < d)
             sign = tl.load(sign_ptr + column, mask=valid, other=0).to(tl.float32)
             mask = real[:, None] & valid[None, :]
@@ -108,6 +111,7 @@ def sketch(
         f, g, *fold.packed(),
         buckets, signs, tables[0], tables[-1], totals[0], totals[-1], inner, norm_f, norm_g,
         n, d, fold.width, len(fold.shifts),
-        T=buckets.shape[1], PAIR=pair, ROWS=_ROWS, SLOTS=_SLOTS, num_warps=4,
+        T=buckets.shape[1], PAIR=pair, EIGHTS=fold.width % 8 == 0,
+        ROWS=_ROWS, SLOTS=_SLOTS, num_warps=4,
     )  # fmt: skip
     return norm_f, norm_g, inner

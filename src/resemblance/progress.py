@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def progress(wanted: bool | None, total: int | None, what: str) -> Iterator[Callable[[int], None]]:
+def progress(
+    wanted: bool | None, total: int | None, what: str, unit: str = "samples"
+) -> Iterator[Callable[[int], None]]:
     """Yields `advance(count)`. A bar on standard error; nothing in pipes unless wanted."""
     if wanted is False or (wanted is None and not sys.stderr.isatty()):
         yield lambda count: None
@@ -23,7 +25,7 @@ def progress(wanted: bool | None, total: int | None, what: str) -> Iterator[Call
     )
 
     columns = (
-        TextColumn("recording {task.description}"),
+        TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
@@ -36,6 +38,6 @@ def progress(wanted: bool | None, total: int | None, what: str) -> Iterator[Call
         def advance(count: int) -> None:
             bar.advance(task, count)
             speed = bar.tasks[0].finished_speed or bar.tasks[0].speed
-            bar.update(task, rate=f"{speed:,.0f} samples/s" if speed else "")
+            bar.update(task, rate=f"{speed:,.3g} {unit}/s" if speed else "")
 
         yield advance

@@ -126,7 +126,7 @@ def record(
         elementwise=elementwise,
     )
     shard = _check_choices(batch_size, on_bad, shard)
-    run = call or _run
+    run, called = call or _run, name or type(model).__name__
     with untouched(model):
         source = sources.source(
             data, seed=seed, block=settings.block, batch_size=batch_size, shard=shard
@@ -154,7 +154,7 @@ def record(
 
             capture.run(lambda: run(model, batch), losses_of, size(batch))
 
-        with capture, progress_bar(progress, source.expected, type(model).__name__) as advance:
+        with capture, progress_bar(progress, source.expected, f"recording {called}") as advance:
             with state.trial() as reached:  # what cannot work fails now and says why
                 one_batch(first, None if callable(target) else _refuse_probabilities(logits))
             if gradients and not reached:
@@ -176,7 +176,7 @@ def record(
     dtype = next((str(p.dtype).removeprefix("torch.") for p in model.parameters()), "none")
     return state.result(
         model={
-            "name": name or type(model).__name__,
+            "name": called,
             "fingerprint": fingerprint.of_weights(model),
             "parameters": sum(p.numel() for p in model.parameters()),
         },

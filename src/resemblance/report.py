@@ -8,16 +8,14 @@ the data of the page, `unpack` reads a comparison back, `report` writes the file
 from __future__ import annotations
 
 import base64
-import contextlib
 import datetime
 import html
 import itertools
 import json
 import os
 import re
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib import resources
 from pathlib import Path
@@ -30,6 +28,7 @@ from .compare import Comparison, compare, same_samples
 from .errors import DataError, MismatchError, ResemblanceWarning
 from .files import write_atomically
 from .many import average_linkage, leaf_order
+from .progress import progress as progress_bar
 from .representation import Representation
 
 KERNELS = ("features", "gradients", "product")
@@ -130,34 +129,19 @@ def _compare_all(
     missing: dict[Key, str] = {}
     pairs = itertools.combinations_with_replacement(range(len(reps)), 2)
     jobs = list(itertools.product(pairs, KERNELS, INDICES))
-    with _bar(progress, len(jobs)) as advance:
+    with progress_bar(progress, len(jobs), "comparing", "pairs") as advance:
         for (a, b), kernel, index in jobs:
             try:
                 found = compare(reps[a], reps[b], kernel=kernel, index=index)
                 compared[a, b, kernel, index] = found
             except MismatchError as error:
                 missing[a, b, kernel, index] = str(error)
-            advance()
+            advance(1)
     # a kernel is offered if it compares networks, not only one of them with itself
     used = {key[2:] for key in compared if key[0] != key[1] or len(reps) == 1}
     if not used:
         raise MismatchError(next(iter(missing.values())))
     return {key: found for key, found in compared.items() if key[2:] in used}, missing
-
-
-@contextlib.contextmanager
-def _bar(wanted: bool | None, total: int) -> Iterator[Callable[[], None]]:
-    if wanted is False or (wanted is None and not sys.stderr.isatty()):
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = ("comparing", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
-        task = bar.add_task("comparing", total=total)
-        yield lambda: bar.advance(task)
 
 
 # -- numbers ------------------------------------------------------------------------------------

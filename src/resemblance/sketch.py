@@ -121,7 +121,8 @@ def add_to_buckets(
 class Fold:
     """A seeded sketch along features: (n, dim) to (n, width), inner products kept on average.
 
-    Feature j of chunk r = ⌊j / width⌋ goes, with a random sign, to slot (j + shift_r) mod width.
+    Feature j of chunk r = ⌊j / width⌋ goes, with a random sign, to slot (j + shift_r) mod width,
+    where shift_r is a random multiple of eight (of one, if width is not a multiple of eight).
     Signs alone make `E⟨fold(x), fold(y)⟩ = ⟨x, y⟩`; the random shift of each chunk keeps
     features that recur at a fixed stride (one channel at every token) from meeting in one slot.
     The standard error of an inner product is about ‖x‖‖y‖ / √width. Cost: one read of the input.
@@ -130,9 +131,13 @@ class Fold:
     def __init__(self, dim: int, width: int, seed: int, device: torch.device | None = None) -> None:
         self.dim, self.width = dim, width
         self._packed: tuple[Tensor, Tensor] | None = None
-        signs = 1.0 - 2.0 * (_hash(seed, _FOLD_SIGN, np.arange(dim)) >> np.uint64(63))
-        self.signs = torch.from_numpy(signs.astype(np.float32)).to(device or torch.device("cpu"))
-        self.shifts = _below(_hash(seed, _FOLD_SHIFT, np.arange(-(-dim // width))), width).tolist()
+        words = _hash(seed, _FOLD_SIGN, np.arange(-(-dim // 64)))  # a bit of them a feature
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:dim]
+        signs = 1.0 - 2.0 * bits.astype(np.float32)
+        self.signs = torch.from_numpy(signs).to(device or torch.device("cpu"))
+        step = 8 if width % 8 == 0 else 1  # so that a GPU can read eight features at a time
+        shifts = _below(_hash(seed, _FOLD_SHIFT, np.arange(-(-dim // width))), width // step)
+        self.shifts = (step * shifts).tolist()
         if dim <= width:  # nothing to fold
             self.signs, self.shifts = torch.ones_like(self.signs), [0]
 
