@@ -122,8 +122,8 @@ def sketch_targets(
     """Targets in the buckets of their samples, with the sign that their kernel has there.
 
     In the product of two bucket kernels a sample's sign stands twice and is gone, so there targets
-    are added without it. (The paper gives them the sign for every kernel; with the product,
-    predictions are then no better than chance.)
+    are added without it. (The paper gives them the sign for every kernel; with the product, labels
+    of opposite sign then cancel, and little is learnt: docs/classification.md.)
     """
     h, s = sketch.assign(indices)
     table = torch.zeros(sketch.buckets, targets.shape[1], dtype=torch.float64)

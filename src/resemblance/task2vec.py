@@ -134,7 +134,8 @@ def task2vec(
         draws: labels drawn from p(y|x) for each sample; None takes the expectation over all
             classes; `"auto"` takes it up to 16 classes and draws 10 labels beyond.
         head: also the last layer with weights, which differs between tasks.
-        chunk: gradients held at once, each as large as the model; None holds 256 MiB of them.
+        chunk: samples whose gradients, each as large as the model, are held at once; None holds
+            up to 128 of them, in 256 MiB.
         seed: of the drawn labels, which do not depend on chunk.
         logits: finds the logits in the model's output where convention does not.
 
@@ -153,7 +154,7 @@ def task2vec(
         raise DataError(f"chunk must be 1 or more, or None; found {chunk!r}")
     model = unwrap(model)
     if chunk is None:
-        chunk = max(1, min(512, _FLOATS // max(1, sum(p.numel() for p in model.parameters()))))
+        chunk = max(1, min(128, _FLOATS // max(1, sum(p.numel() for p in model.parameters()))))
     with untouched(model):
         device = next((p.device for p in model.parameters()), None)
         source = sources.source(data, seed=0, block=chunk, batch_size=chunk, shard=(0, 1))
@@ -169,13 +170,9 @@ def task2vec(
         totals = {k: torch.zeros(len(w), dtype=torch.float64) for k, w in weights.items()}
         count = 0
         for inputs, n in _inputs(source, device):
-            uniform = torch.rand(n, labels, generator=generator)
-            size = max(1, chunk // (labels or classes))
-            for start in range(0, n, size):
-                part = batches.take(inputs, slice(start, start + size))
-                u = uniform[start : start + size].to(device or "cpu")
-                for key, square in vmap(per_sample, (None, 0, 0))(weights, part, u).items():
-                    totals[key] += square.sum(0).double().cpu()
+            u = torch.rand(n, labels, generator=generator).to(device or "cpu")
+            for key, square in vmap(per_sample, (None, 0, 0))(weights, inputs, u).items():
+                totals[key] += square.sum(0).double().cpu()
             count += n
     fisher = {key: total / count for key, total in totals.items()}
     if not all(bool(torch.isfinite(x).all()) for x in fisher.values()):
@@ -201,14 +198,18 @@ def _squares(
         p = values.detach().exp()
         if u.shape[0]:
             drawn = torch.searchsorted(p.cumsum(0), u * p.sum()).clamp_max(len(p) - 1)
-            (gradients,) = vmap(pull)(F.one_hot(drawn, len(p)).to(values.dtype))
-            share = torch.full_like(u, 1 / u.shape[0])
+            at, shares = F.one_hot(drawn, len(p)).to(p), torch.full_like(u, 1 / u.shape[0])
         else:
-            (gradients,) = vmap(pull)(torch.eye(len(p), dtype=values.dtype, device=p.device))
-            share = p
-        return {  # the mean over a filter's weights, (filters,)
-            key: (share.to(g.dtype) @ (g**2).flatten(2).mean(2)) for key, g in gradients.items()
+            at, shares = torch.eye(len(p), dtype=p.dtype, device=p.device), p
+        total = {
+            key: torch.zeros(len(w), dtype=w.dtype, device=w.device) for key, w in weights.items()
         }
+        for cotangent, share in zip(at, shares, strict=True):  # faster than vmap over these as well
+            for key, g in pull(cotangent)[0].items():
+                # a norm, unlike a mean of squares, makes no second copy of the gradient
+                norms = torch.linalg.vector_norm(g.flatten(1), dim=1)  # (filters,)
+                total[key] = total[key] + share * norms**2 * (len(g) / g.numel())
+        return total
 
     return per_sample
 
