@@ -18,6 +18,8 @@ from .blocks import gram, pack16
 from .representation import Layer, Settings, finish, without_sums
 from .sketch import Fold, add_to_buckets
 
+_READ_AT_ONCE = 8192  # features, where there are no buckets to fold onto
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -62,8 +64,8 @@ class Accumulator:
             diagonals = {
                 kind: self._add_blocks(kind, x, plan.blocks) for kind, x in vectors.items()
             }
-            if plan.buckets is not None and not self._deterministic and fused.available(features):
-                norms, inner = self._add_fused(vectors, *plan.buckets)
+            if fused.available(features) and not self._deterministic:
+                norms, inner = self._add_fused(vectors, plan.buckets)
             else:
                 norms, inner = self._add_plain(vectors, diagonals, plan)
             self._add_moments(norms, inner)
@@ -102,16 +104,15 @@ class Accumulator:
         return norms, torch.einsum("nd,nd->n", f, g)
 
     def _add_fused(
-        self, vectors: dict[str, Tensor], buckets: Tensor, signs: Tensor
+        self, vectors: dict[str, Tensor], buckets: tuple[Tensor, Tensor] | None
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """The same in one read of features and gradients, on a GPU."""
 
         def sketched(*kinds: str) -> tuple[Tensor, ...]:
             x = [vectors[kind] for kind in kinds]
-            tables, totals = zip(*(self._tables(k, x[0].device) for k in kinds), strict=True)
+            tables = [self._tables(k, x[0].device) for k in kinds] if buckets else []
             second = x[1] if len(x) > 1 else None
-            fold = self._folded(x[0].device)
-            return fused.sketch(x[0], second, fold, buckets, signs, tables, totals)
+            return fused.sketch(x[0], second, self._folded(x[0].device), buckets, tables)
 
         norms: dict[str, Tensor] = {}
         inner = None
@@ -125,7 +126,8 @@ class Accumulator:
 
     def _folded(self, device: torch.device) -> Fold:
         if self._fold is None:
-            self._fold = Fold(self.dim, self.width, self.settings.seed, device)
+            width = self.width if self.settings.buckets else min(self.dim, _READ_AT_ONCE)
+            self._fold = Fold(self.dim, width, self.settings.seed, device)
         return self._fold
 
     def _tables(self, kind: str, device: torch.device) -> tuple[Tensor, Tensor]:

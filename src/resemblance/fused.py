@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch import promote_types as promote
 
 from .sketch import Fold
 
@@ -22,7 +23,8 @@ try:
 except ImportError:  # a build of torch without it, such as the CPU's
     triton = None
 
-_ROWS, _SLOTS = 4, 256  # samples and slots of one program: the fastest of those tried on an H200
+# samples, slots and warps of a program: the fastest of those tried on an H200
+_ROWS, _SLOTS, _WARPS = 4, 512, 2
 
 
 def available(x: Tensor) -> bool:
@@ -81,12 +83,13 @@ if triton is not None:
             tl.atomic_add(table_f + at, sum_f * weight[:, None], mask=keep, sem="relaxed")
             if PAIR:
                 tl.atomic_add(table_g + at, sum_g * weight[:, None], mask=keep, sem="relaxed")
-        tl.atomic_add(total_f + slots, tl.sum(sum_f, 0).to(tl.float64), mask=inside, sem="relaxed")
+            total = tl.sum(sum_f, 0).to(tl.float64)
+            tl.atomic_add(total_f + slots, total, mask=inside & (t == 0), sem="relaxed")
+            if PAIR:
+                total = tl.sum(sum_g, 0).to(tl.float64)
+                tl.atomic_add(total_g + slots, total, mask=inside & (t == 0), sem="relaxed")
         tl.atomic_add(norm_f_ptr + rows, tl.sum(norm_f, 1), mask=real, sem="relaxed")
         if PAIR:
-            tl.atomic_add(
-                total_g + slots, tl.sum(sum_g, 0).to(tl.float64), mask=inside, sem="relaxed"
-            )
             tl.atomic_add(norm_g_ptr + rows, tl.sum(norm_g, 1), mask=real, sem="relaxed")
             tl.atomic_add(inner_ptr + rows, tl.sum(inner, 1), mask=real, sem="relaxed")
 
@@ -95,23 +98,23 @@ def sketch(
     features: Tensor,  # (n, d)
     gradients: Tensor | None,
     fold: Fold,
-    buckets: Tensor,  # (n, t) int64
-    signs: Tensor,  # (n, t) float32
-    tables: Sequence[Tensor],  # (M, width) float32, for features and gradients; added to
-    totals: Sequence[Tensor],  # (width,) float64, likewise
+    buckets: tuple[Tensor, Tensor] | None,  # bucket (int64) and sign (float32) of each, (n, t)
+    tables: Sequence[tuple[Tensor, Tensor]],  # (M, width) float32 and (width,) float64; added to
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Add a batch to buckets and totals; returns ‖f‖², ‖g‖² and ⟨f, g⟩ of each sample."""
+    """Add a batch to buckets and totals, if any; returns ‖f‖², ‖g‖² and ⟨f, g⟩ of each sample."""
     n, d = features.shape
-    pair = gradients is not None
     norm_f, norm_g, inner = torch.zeros(3, n, device=features.device)
     grid = (triton.cdiv(fold.width, _SLOTS), triton.cdiv(n, _ROWS))
-    f = features.contiguous()
-    g = f if gradients is None else gradients.to(f.dtype).contiguous()
+    both = features.dtype if gradients is None else promote(features.dtype, gradients.dtype)
+    f = features.to(both).contiguous()
+    g = f if gradients is None else gradients.to(both).contiguous()
+    h, s = buckets if buckets is not None else (inner, inner)  # not read
+    (table_f, total_f), (table_g, total_g) = (*tables, *tables, *[(inner, inner)] * 2)[:2]
     _kernel[grid](
-        f, g, *fold.packed(),
-        buckets, signs, tables[0], tables[-1], totals[0], totals[-1], inner, norm_f, norm_g,
+        f, g, *fold.packed(), h, s,
+        table_f, table_g, total_f, total_g, inner, norm_f, norm_g,
         n, d, fold.width, len(fold.shifts),
-        T=buckets.shape[1], PAIR=pair, EIGHTS=fold.width % 8 == 0,
-        ROWS=_ROWS, SLOTS=_SLOTS, num_warps=4,
+        T=0 if buckets is None else h.shape[1], PAIR=gradients is not None,
+        EIGHTS=fold.width % 8 == 0, ROWS=_ROWS, SLOTS=_SLOTS, num_warps=_WARPS,
     )  # fmt: skip
     return norm_f, norm_g, inner

@@ -165,9 +165,9 @@ def record(
             if pool == "flatten" and is_padded(first):
                 warnings.warn(_PADDED, ResemblanceWarning, stacklevel=2)
             for chunks in source.batches():
-                batch = to_device(join([chunk.batch for chunk in chunks]), device)
-                state.begin(chunks, batch, data_id)
-                one_batch(batch)
+                batch = join([chunk.batch for chunk in chunks])
+                state.begin(chunks, batch, data_id)  # reads the samples where they lie
+                one_batch(to_device(batch, device))
                 state.end()
                 advance(size(batch))
     share = state.order.share_between() if state.order else 0.0

@@ -57,6 +57,7 @@ class PassState:
         self._signs = torch.zeros(settings.buckets)
         self._sum_of_hashes = 0
         self._trial: set[int] | None = None
+        self._verdict: tuple[Any, Tensor, torch.cuda.Event | None, np.ndarray] | None = None
 
     def begin(self, chunks: Sequence[Chunk], batch: Any, data_id: str | None) -> None:
         """Fix what is common to all layers of the next batch."""
@@ -122,32 +123,45 @@ class PassState:
     def end(self) -> None:
         """Finish the batch: refuse or leave out what was not finite."""
         where = sorted(self._finite)
-        finite = torch.stack([self._finite[key] for key in where]).isfinite().cpu().numpy()
-        keep = np.asarray(finite.all(0))
-        if self.on_bad == "skip":
+        finite = torch.stack([self._finite[key] for key in where]).isfinite()
+        keep = np.ones(len(self._indices), bool)
+        if self.on_bad == "raise":
+            self._refuse_bad()  # in the batch before, whose verdict has arrived by now
+            self._verdict = (where, *_on_the_way(finite), self._indices)
+            if not finite.is_cuda:
+                self._refuse_bad()
+        else:
+            keep = finite.all(0).cpu().numpy()
             self._plan = self._make_plan(keep)
             rows = torch.from_numpy(np.flatnonzero(keep)).to(self._device)
             for i, (f, g) in self._held.items():
                 if len(rows):
                     self._add(i, f[rows], None if g is None else g[rows])
             self._held = {}
-        elif not keep.all():
-            row = int(np.flatnonzero(~keep)[0])
-            self._refuse(
-                row, [key for key, ok in zip(where, finite[:, row], strict=True) if not ok]
-            )
         self._samples += int(keep.sum())
         self._skipped += int((~keep).sum())
         hashes = mix(self._hashes[keep], self._indices[keep].astype(np.uint64)[:, None])
         self._sum_of_hashes = (self._sum_of_hashes + int(hashes.astype(object).sum())) % 2**64
 
-    def _refuse(self, row: int, bad: list[tuple[str, int]]) -> None:
-        """An error that names where it began: features go bad forwards, gradients backwards."""
+    def _refuse_bad(self) -> None:
+        """An error that names where it began: features go bad forwards, gradients backwards.
+
+        On a GPU this comes one batch late, so that nobody waits for the device meanwhile.
+        """
+        if self._verdict is None:
+            return
+        (where, finite, arrived, indices), self._verdict = self._verdict, None
+        if arrived is not None:
+            arrived.synchronize()
+        if finite.all():
+            return
+        row = int((~finite.all(0)).nonzero()[0])
+        bad = [key for key, ok in zip(where, finite[:, row].tolist(), strict=True) if not ok]
         features = [i for kind, i in bad if kind == "features"]
         kind, i = ("features", min(features)) if features else max(bad, key=lambda key: key[1])
         raise DataError(
             f"NaN or Inf (or a norm beyond float32) in the {kind} of layer {self.names[i]!r} at "
-            f'sample {self._indices[row]}; repair the sample or the model, or pass on_bad="skip"'
+            f'sample {indices[row]}; repair the sample or the model, or pass on_bad="skip"'
         )
 
     def _make_plan(self, keep: np.ndarray) -> Plan:
@@ -181,6 +195,7 @@ class PassState:
         self, *, model: dict[str, Any], data: dict[str, Any], made: dict[str, Any], keep_sums: bool
     ) -> Representation:
         """The Representation of what was consumed."""
+        self._refuse_bad()
         from . import __version__
 
         if not self._samples:
@@ -212,3 +227,14 @@ class PassState:
             block_sizes=tuple(self._sizes),
             block_numbers=tuple(self._numbers),
         )
+
+
+def _on_the_way(flags: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """The flags on the host, and what to wait for before reading them."""
+    if not flags.is_cuda:
+        return flags, None
+    host = torch.empty(flags.shape, dtype=torch.bool, pin_memory=True)
+    host.copy_(flags, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return host, arrived
