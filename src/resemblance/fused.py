@@ -76,18 +76,19 @@ if triton is not None:
                 inner += f * g
         place = slots[None, :]
         keep = real[:, None] & inside[None, :]
-        for t in range(T):
+        for t in tl.static_range(T):
             bucket = tl.load(bucket_ptr + rows * T + t, mask=real, other=0)
             weight = tl.load(weight_ptr + rows * T + t, mask=real, other=0.0)
             at = bucket[:, None] * width + place
             tl.atomic_add(table_f + at, sum_f * weight[:, None], mask=keep, sem="relaxed")
             if PAIR:
                 tl.atomic_add(table_g + at, sum_g * weight[:, None], mask=keep, sem="relaxed")
+        if T > 0:
             total = tl.sum(sum_f, 0).to(tl.float64)
-            tl.atomic_add(total_f + slots, total, mask=inside & (t == 0), sem="relaxed")
+            tl.atomic_add(total_f + slots, total, mask=inside, sem="relaxed")
             if PAIR:
                 total = tl.sum(sum_g, 0).to(tl.float64)
-                tl.atomic_add(total_g + slots, total, mask=inside & (t == 0), sem="relaxed")
+                tl.atomic_add(total_g + slots, total, mask=inside, sem="relaxed")
         tl.atomic_add(norm_f_ptr + rows, tl.sum(norm_f, 1), mask=real, sem="relaxed")
         if PAIR:
             tl.atomic_add(norm_g_ptr + rows, tl.sum(norm_g, 1), mask=real, sem="relaxed")
