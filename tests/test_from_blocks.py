@@ -266,6 +266,18 @@ def test_short_blocks_have_no_weight_once_centred():
     assert from_blocks.weights([8, 3, 1], 100, centre=False).tolist() == [56, 6, 0]
 
 
+@pytest.mark.parametrize("index", ["cka", "cka-debiased", "rsa", "nbs", "spectral"])
+@pytest.mark.parametrize("centre", [False, True])
+def test_a_last_block_of_one_sample_does_no_harm(index, centre):
+    a, b = (recorded(net, 136, block=9) for net in (0, 1))
+    assert a.block_sizes[-2:] == (9, 1)
+    found = rs.compare(a, b, kernel="features", index=index, centre=centre, estimator="blocks")
+    assert np.isfinite(found.scores).all()
+    assert np.isfinite(found.stderr).all()
+    if found.chance is not None:
+        assert np.isfinite(found.chance_high).all()
+
+
 def test_kernels_of_any_scale_compare_alike():
     f, g = related(0, 150)
     h, _ = related(1, 150)

@@ -57,6 +57,17 @@ def test_standard_errors_at_one_layer_are_those_of_compare(zoo):
     np.testing.assert_array_equal(by_position.scores, found.scores)
 
 
+def test_a_block_too_short_to_centre_is_passed_over_wherever_it_stands():
+    # as when samples were skipped: the third block lost all but two
+    zoo = [recorded(net) for net in range(2)]
+    sizes = (*zoo[0].block_sizes[:2], 2, *zoo[0].block_sizes[3:])
+    zoo = [replace(rep, block_sizes=sizes) for rep in zoo]
+    one = rs.compare(*zoo, kernel="features")
+    found = rs.compare_all(zoo, kernel="features", layer=0)
+    assert found.scores[0, 1] == pytest.approx(one.scores[0, 0], abs=1e-5)
+    assert found.stderr[0, 1] == pytest.approx(one.stderr[0, 0], abs=1e-5)
+
+
 def test_a_large_mean_does_not_hurt_float32():
     zoo = [recorded(net, mean=20.0) for net in range(3)]
     found = rs.compare_all(zoo, kernel="features", layer=0)

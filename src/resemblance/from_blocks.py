@@ -287,14 +287,15 @@ def scores(a: Representation, b: Representation, kernel: str, index: str, centre
     units: list[Tensor] = []
     per_block = max(2, -(-_DRAWS // len(weight)))
     both = (stacked(rep, kernel, rep.block_sizes) for rep in (a, b))
-    for n, *blocks in zip(a.block_sizes, *both, strict=True):
+    for n, w, *blocks in zip(a.block_sizes, weight, *both, strict=True):
+        if not w:
+            continue
         # at a mean diagonal of one, float32 holds the products of kernels of any scale
         units = units or [_unit(diagonal) for _, diagonal in blocks]
         blocks = [(t / unit, d / unit) for (t, d), unit in zip(blocks, units, strict=True)]
         one, two = (prepared(*block) for block in blocks)
         visible = (
-            FINEST_SQUARE * (d.sum(1) ** 2 - (d * d).sum(1)) / max(n * (n - 1), 1)
-            for _, d in blocks
+            FINEST_SQUARE * (d.sum(1) ** 2 - (d * d).sum(1)) / (n * (n - 1)) for _, d in blocks
         )
         sums = pair_sums(one, two)
         own = (combine(own_sums(x), n) for x in (one, two))
@@ -307,6 +308,7 @@ def scores(a: Representation, b: Representation, kernel: str, index: str, centre
         ]
         draws.append(torch.cat([x.unflatten(1, (len(b), -1)) for x in drawn], 2).double())
 
+    weight = weight[weight > 0]
     each = _Blocks(*(torch.stack(x) for x in zip(*found, strict=True)))
     whole = each.mean(weight)
     value = whole.score()
@@ -386,9 +388,9 @@ def _batches(draws: int, most: int = 32) -> list[int]:
 
 
 def _without_one(weight: Tensor) -> list[Tensor]:
-    """The blocks' weights with one block left out, for each block that has any."""
-    used = torch.nonzero(weight).flatten()
-    return [weight.index_fill(0, i, 0.0) for i in used] if len(used) > 1 else []
+    """The blocks' weights with one block left out, for each block."""
+    every = torch.arange(len(weight))
+    return [torch.where(every == i, 0.0, weight) for i in every] if len(weight) > 1 else []
 
 
 def jackknife(left_out: Sequence[Tensor], unknown: Tensor) -> Tensor:

@@ -114,20 +114,20 @@ def compare_all(
     samples = float("inf") if index == "cka-debiased" else float(first.samples)
     sizes = first.block_sizes[:blocks]
     weight = from_blocks.weights(sizes, first.samples, centre=centre)
-    sizes = tuple(n for n, w in zip(sizes, weight, strict=True) if w)
+    used = [(b, n) for b, (n, w) in enumerate(zip(sizes, weight, strict=True)) if w]
     share = weight[weight > 0] / weight.sum()
     depth = len(chosen[0])
     scores = torch.zeros(len(reps), len(reps), dtype=torch.float64)
-    left_out = torch.zeros(len(sizes), len(reps), len(reps), dtype=torch.float64)
+    left_out = torch.zeros(len(used), len(reps), len(reps), dtype=torch.float64)
     for at in range(depth):
         layers = [row[at] for row in chosen]
-        numerators, visible = _numerators(layers, kernel, sizes, samples, centre)
+        numerators, visible = _numerators(layers, kernel, used, samples, centre)
         numerators.mul_(share[:, None, None])
         visible.mul_(share[:, None])
         whole, seen = numerators.sum(0), visible.sum(0)
         scores += _normalised(whole, seen) / depth
-        for b in range(len(sizes)):
-            left_out[b] += _normalised(whole - numerators[b], seen - visible[b]) / depth
+        for i in range(len(used)):
+            left_out[i] += _normalised(whole - numerators[i], seen - visible[i]) / depth
         for rep, x, dead in zip(reps, layers, whole.diagonal() <= seen, strict=True):
             if dead:
                 warnings.warn(constant_layer(rep.name, x.name), ResemblanceWarning, stacklevel=2)
@@ -141,7 +141,7 @@ def compare_all(
         kernel=kernel,
         index=index,
         centre=centre,
-        samples=sum(sizes),
+        samples=sum(n for _, n in used),
     )
 
 
@@ -156,14 +156,14 @@ def _matched_layers(reps: Sequence[Representation], layer: str | int | None) -> 
 def _numerators(
     layers: Sequence[Layer],
     kernel: str,
-    sizes: Sequence[int],
+    used: Sequence[tuple[int, int]],  # number and size of each block
     samples: float,
     centre: bool,
 ) -> tuple[Tensor, Tensor]:  # (k, R, R), (k, R) float64
     """⟨K1, K2⟩ of every pair of layers, block by block, and what is round-off of ⟨K1, K1⟩."""
     out, visible = [], []
-    for b, n in enumerate(sizes):
-        triangle, diagonal = _entries(layers, kernel, b, n, unit=sum(sizes))
+    for b, n in used:
+        triangle, diagonal = _entries(layers, kernel, b, n, unit=sum(n for _, n in used))
         d = diagonal.double()
         visible.append(from_blocks.FINEST_SQUARE * (d.sum(1) ** 2 - d.square().sum(1)) / (n * n))
         if centre:
