@@ -23,7 +23,7 @@ def test_rows_run_down_and_columns_across():
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("two", "one")
     assert axes.yaxis_inverted()  # the first layer on top
     np.testing.assert_array_equal(axes.images[0].get_array(), scores)
-    assert axes.images[0].get_cmap().name == "cividis"
+    assert axes.images[0].get_cmap().name == "viridis"
     assert axes.images[0].get_clim() == (0, 1)
     where = {text.get_text(): text.get_position() for text in axes.texts}
     assert where["0.33"] == (2, 0)

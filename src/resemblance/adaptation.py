@@ -104,7 +104,7 @@ class Adaptation:
             ) from error
         return pandas.DataFrame(dict(self.columns), index=pandas.Index(self.layers, name="layer"))
 
-    def plot(self, *others: Adaptation, column: str = "log_ratio") -> Figure:
+    def plot(self, *others: Adaptation, column: str = "mean_embedding") -> Figure:
         """One column over layers, with two standard errors, for this and other (model, data) pairs.
 
         Layers are matched by position, as networks of different depth have no others.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from torch.nn.functional import cross_entropy
 from . import plot
 from .adaptation import adaptation
 from .compare import Comparison, compare
+from .errors import ResemblanceWarning
 from .loading import digits
 from .many import compare_all
 from .progress import progress
@@ -140,7 +142,7 @@ COUNT = 9  # networks that `networks` yields
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Networks this small train fastest on one core; more only wait for each other."""
+    """Work this small is fastest on one core; more only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -151,9 +153,16 @@ def one_thread() -> Iterator[None]:
 
 def run(out: Path, *, say: Callable[[str], None]) -> None:
     """Train, record, compare, and write `out`; `say` is given each line of the story."""
+    with one_thread(), warnings.catch_warnings():
+        # ‖μ‖ of some layers is zero within its error; the page leaves those blank
+        warnings.simplefilter("ignore", ResemblanceWarning)
+        _run(out, say)
+
+
+def _run(out: Path, say: Callable[[str], None]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     say(f"Training {COUNT} small networks on scikit-learn's handwritten digits ...")
-    with one_thread(), progress(None, COUNT, "training", "networks") as advance:
+    with progress(None, COUNT, "training", "networks") as advance:
         nets = list(networks(advance))
     for net in nets:
         say(f"  {net.name:<14} {net.story}, right on {net.accuracy:.1%} of unseen images")
@@ -163,11 +172,11 @@ def run(out: Path, *, say: Callable[[str], None]) -> None:
     say(f"Recording each on {len(images):,} unseen images: one pass, no labels ...")
     reps: dict[str, Representation] = {}
     for net in nets:
-        reps[net.name] = record(net.model, images, name=net.name)
+        reps[net.name] = record(net.model, images, name=net.name, data_id="unseen digits")
         reps[net.name].save(out / f"{net.name}.rsm")
     changed = {"turned": images.rot90(1, (2, 3)), "negative": 1 - images}
     elsewhere = {
-        name: record(nets[0].model, x, name=f"twin-1 on {name} digits")
+        name: record(nets[0].model, x, name="twin-1", data_id=f"{name} digits")
         for name, x in changed.items()
     }
     for name, rep in elsewhere.items():
@@ -284,9 +293,11 @@ def _adapting(own: Representation, elsewhere: dict[str, Representation], out: Pa
     results |= {name: adaptation(rep) for name, rep in elsewhere.items()}
     first, *others = results.values()
     first.plot(*others).savefig(out / "adaptation.png", dpi=150)
-    last = {name: result.to_dict()["mean_embedding"][-1] for name, result in results.items()}
+    tables = {name: result.to_dict() for name, result in results.items()}
+    last = {name: table["mean_embedding"][-1] or 0.0 for name, table in tables.items()}
+    error = {name: table["mean_embedding_stderr"][-1] or 0.0 for name, table in tables.items()}
     most = max(last, key=lambda name: last[name])
-    listed = ", ".join(f"{value:.2g} on {name} digits" for name, value in last.items())
+    listed = ", ".join(f"{last[name]:.2f} ± {error[name]:.2f} on {name} digits" for name in last)
     return f"twin-1 must adapt most to {most} digits: ‖μ‖ at its last layer is {listed}."
 
 
@@ -317,7 +328,7 @@ def _readme(nets: list[Network], findings: list[str]) -> str:
         build = "odd_even" if net.classes == 2 else "ten_digits"
         lines.append(
             f"resemblance record --model networks.py:{build} --weights {net.name}.safetensors "
-            f"--data networks.py:unseen -o {net.name}.rsm"
+            f"--data networks.py:unseen --data-id 'unseen digits' -o {net.name}.rsm"
         )
     lines += [
         "resemblance compare twin-1.rsm twin-2.rsm --kernel features --png twins.png",

@@ -1,7 +1,7 @@
 """Figures from plain arrays: a map of scores, curves over layers, a clustered map of models.
 
 Everything returns a matplotlib `Figure` of its own: nothing is shown, and no global state is
-touched. The colour map is cividis, which reads the same with and without colour vision.
+touched. The colour map is viridis, which reads the same with and without colour vision.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = "cividis"
+COLOURS = "viridis"
 _INK = "#333333"
 
 
