@@ -338,3 +338,22 @@ def test_reservoir_holds_any_sample_with_equal_chance():
         assert len(held) == 1000
         early.append((held < 1500).mean())
     assert np.mean(early) == pytest.approx(0.5, abs=0.02)  # four standard errors of 20,000 draws
+
+
+def test_a_channels_last_recording_fits_as_a_pass_does():
+    """Sums are kept in the order of memory; predicting must read features in the same order."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(120, 3, 6, 6, generator=generator)
+    labels = torch.arange(120) % 3
+    images += labels[:, None, None, None]
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 3))
+    predicted = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        net = net.to(memory_format=layout)
+        rep = record(net, images[:80], keep_sums=True, max_dim=None)
+        fitted = KernelClassifier(net, layer="1", alpha=1.0).fit_representation(rep, labels[:80])
+        predicted.append(fitted.predict(images[80:]))
+    assert rep["1"].shape == (4, 4, 5)
+    assert (predicted[0] == predicted[1]).all()
+    assert (predicted[0] == labels[80:].numpy()).mean() > 0.6

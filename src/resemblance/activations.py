@@ -7,7 +7,7 @@ samples, taps layers and pools exactly as `record` does, calls back once a batch
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ def visit(
     gradients = "gradients" in how.kinds
     losses = targets.losses("tempered", how.beta, how.logits) if gradients else None
     device = next((p.device for p in [*model.parameters(), *model.buffers()]), None)
-    run = how.call or run_by_convention
+    run = how.call or batches.run_by_convention
     with untouched(model):
         source = sources.source(
             data, seed=how.seed, block=how.batch_size, batch_size=how.batch_size, shard=(0, 1)
@@ -84,12 +84,6 @@ def visit(
         )
 
 
-def run_by_convention(model: nn.Module, batch: Any) -> Any:
-    """The model on a batch's inputs, by keyword where they are a dict."""
-    inputs = batches.inputs_of(batch)
-    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-
-
 class _Batch:
     """One batch's vectors at every layer, pooled, checked and folded."""
 
@@ -102,6 +96,8 @@ class _Batch:
 
     def take_in(self, i: int, features: Tensor, gradients: Tensor | None) -> None:
         found = {}
+        if self.how.pool == "flatten":
+            features, gradients = pooling.in_memory_order(features, gradients)
         for kind, x in (("features", features), ("gradients", gradients)):
             if kind in self.how.kinds and x is not None:
                 x = pooling.apply(self.how.pool, x, self.mask, gradient=kind == "gradients")

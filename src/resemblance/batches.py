@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .errors import DataError
 
@@ -133,6 +133,12 @@ def inputs_of(batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return {key: value for key, value in batch.items() if key not in _LABELS}
     return batch[0] if isinstance(batch, tuple | list) and not _is_plain_list(batch) else batch
+
+
+def run_by_convention(model: nn.Module, batch: Any) -> Any:
+    """The model on a batch's inputs, by keyword where they are a dict."""
+    inputs = inputs_of(batch)
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
 def labels_of(batch: Any) -> Any:

@@ -101,7 +101,7 @@ def layers(
     json_file: Json = None,
 ) -> None:
     """List what can be recorded: the modules that run, their shapes, and what `auto` picks."""
-    from .activations import run_by_convention
+    from .batches import run_by_convention
     from .data import source
     from .layers import INPUT, automatic, trace
     from .loading import load_data, load_model

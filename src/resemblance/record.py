@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from . import data as sources
 from . import fingerprint, pooling, targets
-from .batches import inputs_of, is_padded, join, size, to_device
+from .batches import is_padded, join, run_by_convention, size, to_device
 from .capture import Capture, untouched, unwrap
 from .errors import DataError, ResemblanceWarning, TargetError
 from .layers import select, trace
@@ -126,7 +126,7 @@ def record(
         elementwise=elementwise,
     )
     shard = _check_choices(batch_size, on_bad, shard)
-    run, called = call or _run, name or type(model).__name__
+    run, called = call or run_by_convention, name or type(model).__name__
     with untouched(model):
         source = sources.source(
             data, seed=seed, block=settings.block, batch_size=batch_size, shard=shard
@@ -294,12 +294,6 @@ _SORTED_STREAM = (
     "samples, where random order gives none. Scores from blocks will be biased; shuffle the "
     "stream, or pass a data set, which is visited in random order"
 )
-
-
-def _run(model: nn.Module, batch: Any) -> Any:
-    """How a model is run on a batch by convention."""
-    inputs = inputs_of(batch)
-    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
 def _per_sample(losses: Any, count: int) -> Tensor:

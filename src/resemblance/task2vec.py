@@ -25,7 +25,7 @@ from torch.func import functional_call, vjp, vmap
 
 from . import batches, container, targets
 from . import data as sources
-from .activations import run_by_convention
+from .batches import run_by_convention
 from .capture import untouched, unwrap
 from .errors import DataError, FormatError, LayerError, MismatchError, TargetError
 from .layers import trace
