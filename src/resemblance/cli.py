@@ -340,8 +340,9 @@ def _table(*columns: str, title: str | None = None) -> Table:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE, show_header=any(columns))
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+    for column in columns:
+        number = column.isdigit() or column in ("‖μ‖", "±", "log ratio", "width")
+        table.add_column(column, justify="right" if number else "left", overflow="fold")
     return table
 
 

@@ -1,0 +1,56 @@
+"""The Triton kernel gives what plain PyTorch gives, run by Triton's interpreter on the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from resemblance import fused
+
+CHECK = """
+import torch
+from resemblance import fused
+from resemblance.sketch import CountSketch, Fold, add_to_buckets
+
+generator = torch.Generator().manual_seed(0)
+for n, d, width, per_sample, dtype in (
+    (13, 300, 64, 1, torch.float32),  # folded, with a short last chunk
+    (5, 50, 50, 1, torch.float32),  # not folded, and no multiple of eight
+    (9, 200, 72, 4, torch.bfloat16),
+):
+    f, g = (torch.randn(n, d, generator=generator).to(dtype) for _ in "fg")
+    fold = Fold(d, width, seed=3)
+    buckets = CountSketch(16, 1, per_sample).assign(range(n))
+    new = [(torch.zeros(16, width), torch.zeros(width, dtype=torch.float64)) for _ in "fg"]
+    found = fused.sketch(f, g, fold, buckets, new)
+    x, y = f.float(), g.float()
+    for (table, total), rows in zip(new, (x, y)):
+        expected = torch.zeros(16, width)
+        add_to_buckets(expected, fold(rows), *buckets)
+        torch.testing.assert_close(table, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(total.float(), fold(rows).sum(0), rtol=1e-5, atol=1e-4)
+    for one, two in zip(found, ((x * x).sum(1), (y * y).sum(1), (x * y).sum(1))):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-4)
+    norms, _, _ = fused.sketch(f, None, fold, None, [])
+    torch.testing.assert_close(norms, (x * x).sum(1), rtol=1e-5, atol=1e-4)
+print("agree")
+"""
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs triton, which is not installed"
+)
+def test_the_fused_kernel_agrees_with_plain_pytorch():
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    words = [sys.executable, "-c", CHECK]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.stdout == "agree\n", done.stderr
+
+
+def test_the_plain_path_is_taken_without_a_gpu():
+    assert not fused.available(torch.ones(2, 2))
