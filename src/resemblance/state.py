@@ -47,7 +47,7 @@ class PassState:
         self._device = device or torch.device("cpu")
         self._sketch = (
             CountSketch(settings.buckets, settings.seed, settings.per_sample)
-            if (settings.buckets)
+            if settings.buckets
             else None
         )
         self._layers: dict[int, Accumulator] = {}
@@ -202,7 +202,7 @@ class PassState:
             why = (
                 "every sample was skipped as not finite"
                 if self._skipped
-                else ("this shard of the stream holds no block; use fewer shards")
+                else "this shard of the stream holds no block; use fewer shards"
             )
             raise DataError(f"nothing was recorded: {why}")
         now = datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds")
