@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import reference_compare as reference
 import resemblance as rs
-from resemblance.compare import Comparison
+from resemblance.comparison import Comparison
 from resemblance.errors import (
     DataError,
     FormatError,

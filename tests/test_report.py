@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from resemblance import record_arrays
-from resemblance.compare import Comparison, compare
+from resemblance.compare import compare
+from resemblance.comparison import Comparison
 from resemblance.errors import DataError, MismatchError, ResemblanceWarning
 from resemblance.report import contents, report, unpack
 from resemblance.representation import Representation

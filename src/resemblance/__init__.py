@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {  # public name -> the module that defines it
-    "Comparison": "compare",
+    "Comparison": "comparison",
     "CountSketch": "sketch",
     "KernelClassifier": "classify",
     "Representation": "representation",
@@ -37,7 +37,8 @@ __all__ = [*_HOME]
 if TYPE_CHECKING:
     from .adaptation import adaptation
     from .classify import KernelClassifier
-    from .compare import Comparison, compare
+    from .compare import compare
+    from .comparison import Comparison
     from .errors import ResemblanceError
     from .fisher_rao import fisher_rao
     from .indices import cka, nbs

@@ -22,7 +22,7 @@ import numpy as np
 from torch import nn
 
 from . import from_blocks, from_buckets, kernels
-from .errors import DataError, MismatchError, MissingExtra, ResemblanceWarning
+from .errors import DataError, MismatchError, ResemblanceWarning, optional
 from .leave_one_out import leave_one_out
 from .representation import Layer, Representation
 
@@ -96,12 +96,7 @@ class Adaptation:
 
     def to_frame(self) -> pandas.DataFrame:
         """One row a layer, in order of execution."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtra(
-                "to_frame needs pandas: pip install 'resemblance[frames]'"
-            ) from error
+        pandas = optional("pandas", "pandas", "frames")
         return pandas.DataFrame(dict(self.columns), index=pandas.Index(self.layers, name="layer"))
 
     def plot(self, *others: Adaptation, column: str = "mean_embedding") -> Figure:

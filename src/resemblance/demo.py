@@ -24,7 +24,8 @@ from torch.nn.functional import cross_entropy
 
 from . import plot
 from .adaptation import adaptation
-from .compare import Comparison, compare
+from .compare import compare
+from .comparison import Comparison
 from .errors import ResemblanceWarning
 from .loading import digits
 from .many import compare_all

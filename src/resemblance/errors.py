@@ -16,7 +16,9 @@ Every message says what was expected, what was found and what to do.
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable
+from types import ModuleType
 
 
 class ResemblanceError(Exception):
@@ -49,6 +51,16 @@ class MissingExtra(ResemblanceError):  # noqa: N818 - it names what is missing
 
 class ResemblanceWarning(UserWarning):
     """The answer stands, but its reader should know this first."""
+
+
+def optional(module: str, package: str, extra: str) -> ModuleType:
+    """An optional module, or an error that says which install brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtra(
+            f"this needs {package}, which is not installed: pip install 'resemblance[{extra}]'"
+        ) from error
 
 
 def nearest(name: str, candidates: Iterable[str], count: int = 5) -> str:

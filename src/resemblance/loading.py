@@ -14,7 +14,6 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from .errors import DataError, FormatError, MissingExtra, nearest
+from .errors import DataError, FormatError, nearest, optional
 
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 # Per-channel mean and standard deviation of ImageNet, which published image models expect.
@@ -56,7 +55,7 @@ def load_model(spec: str, *, weights: str | None = None, pretrained: bool = Fals
 
 
 def _torchvision(name: str, pretrained: bool) -> nn.Module:
-    models = _extra("torchvision.models", "torchvision", "vision")
+    models = optional("torchvision.models", "torchvision", "vision")
     if name not in models.list_models():
         raise DataError(
             f"torchvision has no model {name!r}; nearest: {nearest(name, models.list_models())}"
@@ -65,14 +64,14 @@ def _torchvision(name: str, pretrained: bool) -> nn.Module:
 
 
 def _timm(name: str, pretrained: bool) -> nn.Module:
-    timm = _extra("timm", "timm", "vision")
+    timm = optional("timm", "timm", "vision")
     if not timm.is_model(name):
         raise DataError(f"timm has no model {name!r}; nearest: {nearest(name, timm.list_models())}")
     return timm.create_model(name, pretrained=pretrained)
 
 
 def _transformers(name: str) -> nn.Module:
-    transformers = _extra("transformers", "transformers", "text")
+    transformers = optional("transformers", "transformers", "text")
     try:
         config = transformers.AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
@@ -157,7 +156,7 @@ def load_data(
 
 def digits() -> tuple[Tensor, Tensor]:
     """The 1,797 handwritten digits of scikit-learn: images (n, 1, 8, 8) in [0, 1], and labels."""
-    bunch = _extra("sklearn.datasets", "scikit-learn", "demo").load_digits()
+    bunch = optional("sklearn.datasets", "scikit-learn", "demo").load_digits()
     images = torch.from_numpy(bunch.images).float()[:, None] / 16
     return images, torch.from_numpy(bunch.target).long()
 
@@ -244,7 +243,7 @@ class _Mapped(Dataset[Any]):
 
 
 def _hugging_face(name: str, size: int, raw: bool, model: str) -> Any:
-    datasets = _extra("datasets", "datasets", "text")
+    datasets = optional("datasets", "datasets", "text")
     try:
         table = (
             datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name)
@@ -267,7 +266,7 @@ def _hugging_face(name: str, size: int, raw: bool, model: str) -> Any:
             f"found columns {', '.join(columns)} in {name!r}; expected image, or text together "
             "with a model hf:NAME that brings its tokeniser; for others use FILE.py:FUNCTION"
         )
-    tokeniser = _extra("transformers", "transformers", "text").AutoTokenizer.from_pretrained(
+    tokeniser = optional("transformers", "transformers", "text").AutoTokenizer.from_pretrained(
         model.removeprefix("hf:")
     )
     if tokeniser.pad_token is None:
@@ -302,15 +301,6 @@ def call_function(spec: str) -> Any:
         known = [n for n, _ in inspect.getmembers(module, inspect.isroutine)]
         raise DataError(f"{file} has no function {name!r}; it has {nearest(name, known) or 'none'}")
     return function()
-
-
-def _extra(module: str, package: str, extra: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtra(
-            f"this needs {package}, which is not installed: pip install 'resemblance[{extra}]'"
-        ) from error
 
 
 def _first_line(error: BaseException) -> str:

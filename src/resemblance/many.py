@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from . import from_blocks, indices, kernels
-from .compare import check_recorded, constant_layer, no_blocks, plain
+from .compare import check_recorded, constant_layer, no_blocks
+from .comparison import plain
 from .errors import DataError, MismatchError, ResemblanceWarning
 from .representation import Layer, Representation
 

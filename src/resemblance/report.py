@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from .adaptation import adaptation
-from .compare import Comparison, compare, same_samples
+from .compare import compare, same_samples
+from .comparison import Comparison
 from .errors import DataError, MismatchError, ResemblanceWarning
 from .files import write_atomically
 from .many import average_linkage, leaf_order
