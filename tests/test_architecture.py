@@ -23,7 +23,7 @@ LAYERS = [
     {"accumulate", "state"},
     {"record", "activations", "plot", "comparison", "ridge", "labels"},
     {"from_blocks", "from_buckets", "gather", "task2vec", "fisher_rao", "leave_one_out"},
-    {"compare", "adaptation", "classify"},
+    {"compare", "adaptation", "classify", "spectra"},
     {"many"},
     {"report"},
     {"demo"},

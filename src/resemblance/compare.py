@@ -1,8 +1,8 @@
 """`compare`: two Representations in, a table of similarities with standard errors out.
 
 This module decides which estimator may be used, and refuses what cannot be compared. The arithmetic
-is in `from_blocks` (exact kernels of shared samples) and `from_buckets` (sketches of any data), the
-result in `comparison`.
+is in `from_blocks` and `spectra` (exact kernels of shared samples) and in `from_buckets` (sketches
+of any data), the result in `comparison`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import warnings
 
 import numpy as np
 
-from . import from_blocks, from_buckets, indices, kernels
+from . import from_blocks, from_buckets, indices, kernels, spectra
 from .comparison import Comparison
 from .errors import DataError, MismatchError, ResemblanceWarning
 from .representation import Representation, difference
@@ -134,10 +134,10 @@ def _from_blocks(
     a: Representation, b: Representation, kernel: str, index: str, centre: bool, paired: bool
 ) -> from_blocks.Estimate:
     if index == "nbs":
-        return from_blocks.nbs_scores(a, b, kernel, centre)
+        return spectra.nbs_scores(a, b, kernel, centre)
     if index == "spectral":
         together = paired and a.block_numbers == b.block_numbers
-        return from_blocks.spectral_scores(a, b, kernel, centre, paired=together)
+        return spectra.spectral_scores(a, b, kernel, centre, paired=together)
     return from_blocks.scores(a, b, kernel, index, centre)
 
 
