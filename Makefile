@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test check format clean
 
-demo: $(VENV)/ready
+demo: $(VENV)/demo
 	$(BIN)/resemblance demo
 
 test: $(VENV)/ready
@@ -20,10 +20,18 @@ format: $(VENV)/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# What the demo needs is small; the tests also need the libraries that the package works with.
+$(VENV)/demo: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e ".[demo]"
+	touch $@
+
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $@
+	$(INSTALL) -e ".[dev]"
+	touch $@ $(VENV)/demo
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis resemblance-demo
