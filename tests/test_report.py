@@ -409,6 +409,7 @@ def test_download_is_read_by_comparison_load(
 def test_values_are_there_as_text(opened: Opened, reps: list[Representation]) -> None:
     opened.tab.click("#values-box summary")
     rows = opened.tab.locator("#values tbody tr")
+    rows.first.wait_for()  # the table is filled once the browser says that it is open
     assert rows.count() == 9
     truth = compare(reps[0], reps[1])
     assert rows.nth(5).inner_text().split("\t")[:3] == [
