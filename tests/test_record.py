@@ -632,3 +632,22 @@ def test_array_shards_and_bad_rows():
 def test_arrays_that_cannot_be(features, gradients, message):
     with pytest.raises(DataError, match=message):
         rs.record_arrays(features, gradients, data_id="x")
+
+
+def test_channels_last_gradients_keep_the_order_of_their_features():
+    """Features are read as they lie in memory; ⟨f, g⟩ and f ∘ g show whether gradients are too."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 4, 3), nn.Flatten(), nn.Linear(64, 3)
+    )
+    images = torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    options = {"layers": ["1", "2"], "elementwise": True}
+    plain = rs.record(net, images, **options)
+    last = rs.record(net.to(memory_format=torch.channels_last), images, **options)
+    assert [layer.shape for layer in last] == [(6, 6, 5), (4, 4, 4)]
+    for one, two in zip(plain, last, strict=True):
+        assert two.moments["inner_squared"] == pytest.approx(one.moments["inner_squared"], rel=1e-4)
+        for kind in ("features", "gradients", "elementwise"):
+            expected = one.blocks(kind)
+            # int16 entries: within a rounding of each other
+            assert float((two.blocks(kind) - expected).norm() / expected.norm()) < 1e-3
