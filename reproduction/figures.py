@@ -1,0 +1,5 @@
+from pathlib import Path
+
+
+def draw(out: Path) -> None:
+    pass

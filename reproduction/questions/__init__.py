@@ -1,0 +1,1 @@
+"""One module a question: each makes a result that is plain enough for JSON."""
