@@ -17,7 +17,7 @@ MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if path.stem != "__in
 # From the bottom up: a module imports from lower layers, or from its own without a cycle.
 LAYERS = [
     {"errors", "files", "progress", "loading"},
-    {"sketch", "fused", "blocks", "outputs", "indices", "order", "pooling"},
+    {"sketch", "fused", "blocks", "grams", "outputs", "indices", "order", "pooling"},
     {"kernels", "batches", "layers", "container"},
     {"representation", "data", "capture", "targets", "fingerprint"},
     {"accumulate", "state"},
