@@ -19,7 +19,7 @@ LAYERS = [
     {"errors", "files", "progress", "loading"},
     {"sketch", "fused", "blocks", "grams", "outputs", "indices", "order", "pooling"},
     {"kernels", "batches", "layers", "container"},
-    {"representation", "data", "capture", "targets", "fingerprint"},
+    {"representation", "data", "capture", "batch_sizes", "targets", "fingerprint"},
     {"accumulate", "state"},
     {"record", "activations", "plot", "comparison", "ridge", "labels"},
     {"from_blocks", "from_buckets", "gather", "task2vec", "fisher_rao", "leave_one_out"},
