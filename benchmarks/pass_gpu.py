@@ -1,11 +1,16 @@
 """The pass on a GPU: `record` against the bare forward and activation-only backward, in one run.
 
-    python benchmarks/pass_gpu.py [--out FILE] [--networks resnet50 vit ...] [--quick]
+    python benchmarks/pass_gpu.py [--only pass rivals ...] [--networks ...] [--first-code PATH]
 
 The limit of the method is one forward and one backward to the first recorded layer with nothing
 recorded, at the same batch size, on the same data, which lie on the device. Rows per network and
 dtype: forward alone, that limit, and `record` with features only, with blocks only, with buckets
-only, and with both. Random weights: speed does not depend on them.
+only, with both, and with both bit for bit. Random weights: speed does not depend on them.
+
+Beside it: what the state of a ResNet-50 holds on the device between batches, whether host memory
+grows with the samples, and two rivals: pytorch-cka (`pip install pytorch-cka`), and the method's
+first code in a checkout of github.com/amzn/xfer that the reader brings. `--only` picks parts and
+`--add` keeps the other parts of the result file.
 """
 
 from __future__ import annotations
@@ -14,14 +19,16 @@ import argparse
 import json
 import platform
 import resource
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import resemblance as rs
 from networks import ResNet18
@@ -29,15 +36,22 @@ from resemblance.capture import untouched
 from resemblance.layers import select, trace
 from resemblance.targets import losses as losses_of
 
+PARTS = ("host", "pass", "state", "rivals", "first-code")
+SMALL, LARGE = "resnet18 at 32", "resnet50 at 224"
 
-def networks() -> dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], int, int, int]]:
-    """Name -> (model, inputs of n samples, batch size, block, samples)."""
+
+def networks() -> dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], tuple[int, ...]]]:
+    """Name -> (model, inputs of n samples, (batch size, block, samples, samples in float32))."""
 
     def images(side: int) -> Callable[[int], Tensor]:
-        return lambda n: torch.randn(n, 3, side, side)
+        def draw(n: int) -> Tensor:
+            x = torch.empty(n, 3, side, side, device="cuda", memory_format=torch.channels_last)
+            return x.normal_()
+
+        return draw
 
     def tokens(n: int) -> dict[str, Tensor]:
-        return {"input_ids": torch.randint(0, 50257, (n, 512))}
+        return {"input_ids": torch.randint(0, 50257, (n, 512), device="cuda")}
 
     def torchvision(name: str) -> Callable[[], nn.Module]:
         def build() -> nn.Module:
@@ -56,14 +70,38 @@ def networks() -> dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any],
         return GPT2LMHeadModel(GPT2Config(use_cache=False))
 
     return {
-        "resnet18 at 32": (ResNet18, images(32), 1024, 128, 49152),
-        "resnet50 at 224": (torchvision("resnet50"), images(224), 256, 128, 16384),
-        "vit_b_16 at 224": (torchvision("vit_b_16"), images(224), 256, 128, 16384),
-        "gpt2 at 512": (gpt2, tokens, 64, 64, 2048),
+        SMALL: (ResNet18, images(32), (1024, 128, 49152, 12288)),
+        LARGE: (torchvision("resnet50"), images(224), (256, 128, 8192, 2048)),
+        "vit_b_16 at 224": (torchvision("vit_b_16"), images(224), (256, 128, 8192, 2048)),
+        "gpt2 at 512": (gpt2, tokens, (64, 64, 1024, 512)),
     }
 
 
-def bare(model: nn.Module, batches: list[Any], *, backward: bool) -> None:
+def made(name: str, seed: int = 0) -> nn.Module:
+    """A network on the device, images' channels last."""
+    torch.manual_seed(seed)
+    model = networks()[name][0]().cuda().eval()
+    return model if name.startswith("gpt") else model.to(memory_format=torch.channels_last)
+
+
+def autocast(dtype: torch.dtype) -> Any:
+    return torch.autocast("cuda", dtype, enabled=dtype != torch.float32)
+
+
+def take(data: Any, where: slice) -> Any:
+    return {k: v[where] for k, v in data.items()} if isinstance(data, dict) else data[where]
+
+
+def length(data: Any) -> int:
+    return len(data["input_ids"] if isinstance(data, dict) else data)
+
+
+def split(data: Any, batch_size: int) -> Iterator[Any]:
+    for start in range(0, length(data), batch_size):
+        yield take(data, slice(start, start + batch_size))
+
+
+def bare(model: nn.Module, data: Any, batch_size: int, *, backward: bool) -> None:
     """Forward, and backward to the first layer that `record` would tap; nothing else."""
     loss_of = losses_of("tempered", 0.5, None)
 
@@ -73,10 +111,10 @@ def bare(model: nn.Module, batches: list[Any], *, backward: bool) -> None:
     with untouched(model):
         if not backward:
             with torch.no_grad():
-                for batch in batches:
+                for batch in split(data, batch_size):
                     run(batch)
             return
-        first = select(model, "auto", trace(model, lambda: run(_take(batches[0], 2))))[0]
+        first = select(model, "auto", trace(model, lambda: run(take(data, slice(2)))))[0]
         leaves: list[Tensor] = []
 
         def begin(_: nn.Module, __: Any, output: Tensor) -> Tensor:
@@ -85,107 +123,281 @@ def bare(model: nn.Module, batches: list[Any], *, backward: bool) -> None:
 
         handle = dict(model.named_modules())[first.module].register_forward_hook(begin)
         try:
-            for batch in batches:
+            for batch in split(data, batch_size):
                 leaves.clear()
                 torch.autograd.grad(loss_of(run(batch), batch).sum(), leaves)
         finally:
             handle.remove()
 
 
-def _take(batch: Any, n: int) -> Any:
-    return {k: v[:n] for k, v in batch.items()} if isinstance(batch, dict) else batch[:n]
+def host_peak() -> float:  # GiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def seconds(work: Callable[[], Any], repeats: int) -> float:
-    """The median time of `work` after one warm-up, with the device idle before and after."""
+def timed(work: Callable[[], Any]) -> float:
+    """Seconds that `work` takes, with the device idle before and after."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
     work()
-    times = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return sorted(times)[len(times) // 2]
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
-def measure(name: str, dtype: torch.dtype, repeats: int, samples: int | None) -> dict[str, Any]:
-    build, inputs, batch_size, block, count = networks()[name]
-    count = samples or (count if dtype != torch.float32 else count // 4)
-    torch.manual_seed(0)
-    model = build().cuda().eval()
-    data = inputs(count)
-    if isinstance(data, dict):
-        data = {k: v.cuda() for k, v in data.items()}
-        batches = [
-            {k: v[i : i + batch_size] for k, v in data.items()} for i in range(0, count, batch_size)
-        ]
-    else:
-        model = model.to(memory_format=torch.channels_last)
-        data = data.cuda().to(memory_format=torch.channels_last)
-        batches = list(data.split(batch_size))
+def rate(work: Callable[[Any], Any], data: Any, warm: int, repeats: int, patience: float) -> Any:
+    """Samples a second: median, least and most of some runs, after a warm-up on `warm` samples.
+
+    Runs end early once they have taken `patience` seconds together.
+    """
+    work(take(data, slice(warm)))
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    base, times = torch.cuda.memory_allocated(), []
+    while not times or (len(times) < repeats and sum(times) < patience):
+        times.append(timed(lambda: work(data)))
+    speeds = sorted(length(data) / t for t in times)
+    return {
+        "samples_per_second": round(speeds[len(speeds) // 2], 1),
+        "least": round(speeds[0], 1),
+        "most": round(speeds[-1], 1),
+        "runs": len(speeds),
+        "samples": length(data),
+        "device_gib": round((torch.cuda.max_memory_allocated() - base) / 2**30, 3),
+        "host_peak_gib": round(host_peak(), 2),
+    }
+
+
+def show(label: str, row: dict[str, Any]) -> None:
+    span = f"({row['least']:,.1f} to {row['most']:,.1f} in {row['runs']})"
+    print(f"  {label:<34}{row['samples_per_second']:>12,.1f} /s  {span}", flush=True)
+
+
+def the_pass(name: str, dtype: torch.dtype, options: argparse.Namespace) -> dict[str, Any]:
+    """All rows of one network in one precision, each beside the limit."""
+    batch_size, block, *counts = networks()[name][2]
+    model = made(name)
+    data = networks()[name][1](options.samples or counts[dtype == torch.float32])
     common = {"batch_size": batch_size, "block": block, "progress": False, "data_id": "random"}
-    variants: dict[str, Callable[[], Any]] = {
-        "forward": lambda: bare(model, batches, backward=False),
-        "forward + backward": lambda: bare(model, batches, backward=True),
-        "record features": lambda: rs.record(model, data, gradients=False, **common),
-        "record blocks": lambda: rs.record(model, data, buckets=0, **common),
-        "record buckets": lambda: rs.record(model, data, blocks=0, **common),
-        "record both": lambda: rs.record(model, data, **common),
-        "forward + backward again": lambda: bare(model, batches, backward=True),
+
+    def recording(**choice: Any) -> Callable[[Any], Any]:
+        return lambda data: rs.record(model, data, **common, **choice)
+
+    limit = "forward + backward"
+    variants: dict[str, Callable[[Any], Any]] = {
+        "forward": lambda data: bare(model, data, batch_size, backward=False),
+        limit: lambda data: bare(model, data, batch_size, backward=True),
+        "record features": recording(gradients=False),
+        "record blocks": recording(buckets=0),
+        "record buckets": recording(blocks=0),
+        "record both": recording(),
+        "record both, deterministic": recording(deterministic=True),
+        f"{limit} again": lambda data: bare(model, data, batch_size, backward=True),
     }
     rows: dict[str, Any] = {}
-    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+    with autocast(dtype):
         for label, work in variants.items():
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            base = torch.cuda.memory_allocated()
-            taken = seconds(work, repeats)
-            rows[label] = {
-                "samples_per_second": round(count / taken, 1),
-                "device_gib": round((torch.cuda.max_memory_allocated() - base) / 2**30, 3),
-                "host_peak_gib": round(
-                    resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2
-                ),
-            }
-            print(f"  {label:<26}{rows[label]['samples_per_second']:>12,.0f} /s"
-                  f"{rows[label]['device_gib']:>9.2f} GiB", flush=True)  # fmt: skip
-    limit = rows["forward + backward"]["samples_per_second"]
+            some = data
+            if "deterministic" in label:  # slower: a quarter of the samples will do
+                some = take(data, slice(max(length(data) // 4, 2 * batch_size)))
+            warm = 32 * block if label == "record both" else 2 * batch_size
+            rows[label] = rate(work, some, warm, options.repeats, options.patience)
+            show(label, rows[label])
     for row in rows.values():
-        row["of_the_limit"] = round(row["samples_per_second"] / limit, 3)
-    return {"batch_size": batch_size, "block": block, "samples": count, "rows": rows}
+        row["of_the_limit"] = round(
+            row["samples_per_second"] / rows[limit]["samples_per_second"], 3
+        )
+    return {"batch_size": batch_size, "block": block, "rows": rows}
+
+
+def state_held() -> dict[str, Any]:
+    """Device memory of a ResNet-50's accumulators between batches, at the default settings.
+
+    What is allocated as the last batch begins, less what was as the first one began; 64 blocks of
+    128 samples are kept by then.
+    """
+    model, batch_size = made(LARGE), 256
+    data = networks()[LARGE][1](64 * 128 + batch_size)
+    seen: list[int] = []
+
+    def call(model: nn.Module, batch: Tensor) -> Tensor:
+        if len(batch) == batch_size:
+            seen.append(torch.cuda.memory_allocated())
+        return model(batch)
+
+    with autocast(torch.bfloat16):
+        options = {"batch_size": batch_size, "data_id": "random", "progress": False}
+        rep = rs.record(model, data, call=call, **options)
+    return {"state_gib": round((seen[-1] - seen[0]) / 2**30, 3), "layers": len(rep)}
+
+
+def host_growth() -> dict[str, Any]:
+    """How much more host memory a ResNet-18 takes on four times the samples, in one process."""
+    model, samples = made(SMALL), networks()[SMALL][2][2]
+    data = networks()[SMALL][1](samples)
+    peaks = []
+    with autocast(torch.bfloat16):
+        for n in (samples // 4, samples):
+            rs.record(model, data[:n], batch_size=1024, data_id="random", progress=False)
+            peaks.append(host_peak())
+    return {
+        "samples": [samples // 4, samples],
+        "host_peak_gib": [round(peak, 3) for peak in peaks],
+        "growth_mib": round((peaks[1] - peaks[0]) * 1024, 2),
+    }
+
+
+def rivals(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """pytorch-cka and this package on pairs of networks: a map of CKA of features, layer by layer.
+
+    The peer takes its best of two batch sizes and two memory layouts, in float32 as it comes.
+    """
+    try:
+        from cka import compute_cka
+    except ImportError as error:
+        print(f"  skipped: {error}; pip install pytorch-cka")
+        return {"skipped": str(error)}
+    nets = [made(name, seed) for seed in (0, 1)]
+    batch_size, block, count, _ = networks()[name][2]
+    data = networks()[name][1](options.samples or count)
+    taps = select(nets[0], "auto", trace(nets[0], lambda: nets[0](data[:2])))
+    layers = [tap.module for tap in taps]
+
+    def peer(size: int, layout: torch.memory_format) -> Callable[[Tensor], Any]:
+        def work(data: Tensor) -> Any:
+            batches = [x.contiguous(memory_format=layout) for x in data.split(size)]
+            loader = DataLoader(batches, batch_size=None)  # gives them as they are
+            for net in nets:
+                net.to(memory_format=layout)
+            return compute_cka(*nets, loader, layers=layers, device="cuda", progress=False)
+
+        return work
+
+    def ours(**choice: Any) -> Callable[[Tensor], Any]:
+        common = {"gradients": False, "batch_size": batch_size, "block": block, "layers": layers}
+
+        def work(data: Tensor) -> Any:
+            a, b = (
+                rs.record(net, data, data_id="random", progress=False, **common, **choice)
+                for net in nets
+            )
+            return rs.compare(a, b, kernel="features")
+
+        return work
+
+    tried = {}
+    for size in {block, batch_size}:
+        for layout in (torch.contiguous_format, torch.channels_last):
+            few = data[: length(data) // 4]
+            tried[size, layout] = rate(peer(size, layout), few, 2 * size, 1, 0)
+    size, layout = max(tried, key=lambda key: tried[key]["samples_per_second"])
+    rows: dict[str, Any] = {}
+    label = "pytorch-cka, float32"
+    rows[label] = rate(peer(size, layout), data, 2 * size, options.repeats, options.patience)
+    rows[label] |= {"batch_size": size, "layout": str(layout)}
+    show(label, rows[label])
+    for net in nets:
+        net.to(memory_format=torch.channels_last)
+    for dtype in (torch.float32, torch.bfloat16):
+        for choice in ({"buckets": 0}, {}):
+            kept = "blocks" if choice else "blocks and buckets"
+            own = f"resemblance, {str(dtype)[6:]}, {kept}"
+            with autocast(dtype):
+                rows[own] = rate(
+                    ours(**choice), data, 16 * block, options.repeats, options.patience
+                )
+            show(own, rows[own])
+    for row in rows.values():
+        row["of_the_rival"] = round(
+            row["samples_per_second"] / rows[label]["samples_per_second"], 3
+        )
+    return {"layers": len(layers), "pairs_of": name, "rows": rows}
+
+
+def first_code(checkout: Path | None) -> dict[str, Any]:
+    """The method's first code on one batch of 256 after another like it, as its README runs it.
+
+    Adding up to its buckets is timed; the products of the buckets at the end are left out.
+    """
+    folder = checkout / "nn_similarity_index" if checkout else None
+    if folder is None or not folder.is_dir():
+        why = f"no folder {folder}" if folder else "no --first-code PATH was given"
+        print(f"  skipped: {why}")
+        return {"skipped": why}
+    sys.path.insert(0, str(folder))
+    import torchvision
+    from sketched_kernels import SketchedKernels
+
+    small = torchvision.models.resnet18(num_classes=10)  # with the stem of CIFAR
+    small.conv1, small.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
+    out: dict[str, Any] = {}
+    for name, net, side in ((SMALL, small, 32), (LARGE, torchvision.models.resnet50(), 224)):
+        batch = torch.randn(256, 3, side, side), torch.zeros(256)
+        loader = DataLoader([batch], batch_size=None)
+        begun = time.perf_counter()
+        code = SketchedKernels(net.cuda().eval(), loader, side, "cuda", 512, 1, 1000)
+        code.compute_sketched_mat()  # touches all of its memory for the first time
+        taken = timed(code.compute_sketched_mat)
+        out[name] = {
+            "samples_per_second": round(256 / taken, 2),
+            "samples": 256,
+            "host_peak_gib": round(host_peak(), 2),
+        }
+        print(f"  {name}: {256 / taken:,.1f} /s, {time.perf_counter() - begun:.0f} s", flush=True)
+        del code, net
+    return out
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/pass_gpu.json")
+    parser.add_argument("--add", action="store_true", help="to what the file holds")
+    parser.add_argument("--only", nargs="*", default=PARTS, choices=PARTS)
     parser.add_argument("--networks", nargs="*", default=list(networks()))
     parser.add_argument("--dtypes", nargs="*", default=["bfloat16", "float32"])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--patience", type=float, default=5, help="seconds for a row's runs")
     parser.add_argument("--samples", type=int)
-    arguments = parser.parse_args()
-    results: dict[str, Any] = {
-        "environment": {
-            "device": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "resemblance": rs.__version__,
-            "date": str(date.today()),
-        }
+    parser.add_argument("--first-code", type=Path, help="a checkout of github.com/amzn/xfer")
+    options = parser.parse_args()
+    results: dict[str, Any] = {}
+    if options.add and options.out.exists():
+        results = json.loads(options.out.read_text())
+    results["environment"] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "resemblance": rs.__version__,
+        "date": str(date.today()),
     }
-    for dtype in arguments.dtypes:
-        for name in arguments.networks:
-            print(f"{name}, {dtype}", flush=True)
-            results[f"{name}, {dtype}"] = measure(
-                name, getattr(torch, dtype), arguments.repeats, arguments.samples
-            )
-            arguments.out.parent.mkdir(parents=True, exist_ok=True)
-            arguments.out.write_text(json.dumps(results, indent=1) + "\n")
-            torch.cuda.empty_cache()
+
+    def part(key: str, work: Callable[..., Any], *arguments: Any) -> None:
+        begun = time.perf_counter()
+        print(key, flush=True)
+        results[key] = work(*arguments)
+        torch.cuda.empty_cache()
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"  {time.perf_counter() - begun:.0f} s", flush=True)
+
+    if "host" in options.only:  # first, while the process is small
+        part("host memory", host_growth)
+    if "pass" in options.only:
+        for dtype in options.dtypes:
+            for name in options.networks:
+                part(f"{name}, {dtype}", the_pass, name, getattr(torch, dtype), options)
+    if "state" in options.only:
+        part("state", state_held)
+    if "rivals" in options.only:
+        for name in (SMALL, LARGE):
+            part(f"pairs of {name}", rivals, name, options)
+    if "first-code" in options.only:  # last, as it takes much host memory
+        part("first code", first_code, options.first_code)
     for key, result in results.items():
-        if key != "environment":
-            rows = result["rows"]
-            print(f"{key:<30}" + "  ".join(f"{k} {v['of_the_limit']:.2f}" for k, v in rows.items()))
+        rows = result.get("rows", {})
+        shares = {k: v.get("of_the_limit", v.get("of_the_rival")) for k, v in rows.items()}
+        if rows:
+            print(f"{key:<30}" + "  ".join(f"{k} {share:.2f}" for k, share in shares.items()))
+        elif key != "environment":
+            print(f"{key:<30}{result}")
 
 
 if __name__ == "__main__":

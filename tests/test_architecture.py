@@ -17,9 +17,9 @@ MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if path.stem != "__in
 # From the bottom up: a module imports from lower layers, or from its own without a cycle.
 LAYERS = [
     {"errors", "files", "progress", "loading"},
-    {"sketch", "fused", "blocks", "outputs", "indices", "order", "pooling"},
+    {"sketch", "fused", "blocks", "grams", "outputs", "indices", "order", "pooling"},
     {"kernels", "batches", "layers", "container"},
-    {"representation", "data", "capture", "targets", "fingerprint"},
+    {"representation", "data", "capture", "batch_sizes", "targets", "fingerprint"},
     {"accumulate", "state"},
     {"record", "activations", "plot", "comparison", "ridge", "labels"},
     {"from_blocks", "from_buckets", "gather", "task2vec", "fisher_rao", "leave_one_out"},

@@ -76,6 +76,13 @@ def test_blocks_can_be_unpacked_in_single_precision():
     assert torch.allclose(single.double(), double, rtol=1e-6)
 
 
+@pytest.mark.parametrize("n", [5, 32, 33, 128])
+@pytest.mark.parametrize("d", [100, 3000])
+def test_gram_is_the_product_of_the_rows(n, d):
+    x = torch.randn(n, d, generator=torch.Generator().manual_seed(n))
+    torch.testing.assert_close(gram(x), x @ x.T, rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_gram_sums_in_single_precision(dtype):
     x = torch.full((2, 5000), 0.1).to(dtype)

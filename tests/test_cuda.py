@@ -8,6 +8,7 @@ from torch import nn
 
 import networks
 import resemblance as rs
+from resemblance import grams
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -80,3 +81,70 @@ def test_small_gradients_survive_float16_on_a_gpu():
     half = rs.record(model.cuda().half(), data.half(), block=16)["act1"]
     for read in (lambda layer: layer.blocks("gradients"), lambda layer: layer.buckets("gradients")):
         assert float((read(half) - read(exact)).norm() / read(exact).norm()) < 0.05
+
+
+@pytest.mark.parametrize("cast", [True, False], ids=["bfloat16", "float32"])
+def test_deterministic_runs_agree_bit_for_bit(cast):
+    model = networks.seeded(networks.ResNet, channels=16).cuda()
+    data = torch.randn(300, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    cudnn = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
+    with cudnn, torch.autocast("cuda", dtype=torch.bfloat16, enabled=cast):
+        one, two = (
+            rs.record(model, data, deterministic=True, elementwise=True, max_dim=1024)
+            for _ in range(2)
+        )
+    for a, b in zip(one, two, strict=True):
+        assert a.moments == b.moments
+        assert a.tensors.keys() == b.tensors.keys()
+        for key in a.tensors:
+            assert torch.equal(a.tensors[key], b.tensors[key]), (a.name, key)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error"),
+    # products of halves are exact, and summed in float32; factors of float32 are rounded by 2⁻¹²
+    # of them at most, which moves no correlation by more than 2⁻¹¹
+    [(torch.bfloat16, 1e-4), (torch.float16, 1e-4), (torch.float32, 5e-4)],
+)
+@pytest.mark.parametrize(
+    ("samples", "size", "d"), [(1024, 128, 4096), (250, 100, 5003), (60, 60, 70000), (37, 5, 1024)]
+)
+def test_the_gram_kernel_is_exact(dtype, error, samples, size, d):
+    generator = torch.Generator("cuda").manual_seed(0)
+    f = torch.randn(samples, d, device="cuda", generator=generator).add(0.3).relu().to(dtype)
+    g = f.flip(0) - 0.1
+    spans = [(i, min(i + size, samples)) for i in range(0, samples, size)]
+    found = grams.launch([f, g], spans, size, parts=7)
+    assert torch.equal(found, grams.launch([f, g], spans, size, parts=7))
+    assert torch.equal(found[0], grams.launch([f], spans, size, parts=7)[0])
+    for x, kernels in zip((f, g), found, strict=True):
+        for (start, stop), kernel in zip(spans, kernels, strict=True):
+            length = stop - start
+            expected = x[start:stop].double() @ x[start:stop].double().T
+            scale = expected.diagonal().sqrt()
+            off = (kernel[:length, :length] - expected).abs() / torch.outer(scale, scale)
+            assert float(off.max()) < error
+            assert not kernel[length:].any()
+            assert not kernel[:, length:].any()
+
+
+def test_wide_float32_layers_on_a_gpu():
+    """Wide enough for the Gram kernel to round its factors."""
+    model = networks.seeded(networks.ResNet, channels=16)
+    data = torch.randn(200, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    cpu = rs.record(model, data)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        gpu = rs.record(model.cuda(), data)
+    assert max(differences(cpu, gpu)) < 3e-4
+
+
+def test_all_pairs_on_a_gpu():
+    reps = [
+        rs.record(networks.seeded(networks.MLP, width=width), CASES["mlp"][2], block=16)
+        for width in (6, 7, 8, 9)
+    ]
+    for options in ({}, {"kernel": "features"}, {"kernel": "sum", "index": "cka-debiased"}):
+        cpu, gpu = (rs.compare_all(reps, device=device, **options) for device in ("cpu", "cuda"))
+        # float32 on one, float64 on the other
+        assert float(abs(cpu.scores - gpu.scores).max()) < 1e-5
+        assert float(abs(cpu.stderr - gpu.stderr).max()) < 1e-5

@@ -47,10 +47,10 @@ class Stream(IterableDataset):
         return iter(X)
 
 
-def read(source):
+def read(source, batch_size=32):
     """(number, indices, inputs) of every chunk."""
     out = []
-    for group in source.batches():
+    for group in source.batches(batch_size):
         for chunk in group:
             inputs = inputs_of(chunk.batch)
             inputs = inputs["x"] if isinstance(inputs, dict) else inputs
@@ -60,8 +60,8 @@ def read(source):
     return out
 
 
-def open_source(holder, seed=0, block=16, batch_size=32, shard=(0, 1)):
-    return data.source(holder, seed=seed, block=block, batch_size=batch_size, shard=shard)
+def open_source(holder, seed=0, block=16, shard=(0, 1)):
+    return data.source(holder, seed=seed, block=block, shard=shard)
 
 
 HOLDERS = {
@@ -126,7 +126,7 @@ def test_chunks_do_not_depend_on_the_batch_size_and_cover_all_samples_once(
     total, block, sizes, seed
 ):
     x = torch.arange(float(total))
-    one, two = (read(open_source(x, seed=seed, block=block, batch_size=size)) for size in sizes)
+    one, two = (read(open_source(x, seed=seed, block=block), size) for size in sizes)
     assert [(n, i) for n, i, _ in one] == [(n, i) for n, i, _ in two]
     assert sorted(i for _, indices, _ in one for i in indices) == list(range(total))
     assert max(len(indices) for _, indices, _ in one) <= block
@@ -156,8 +156,8 @@ def test_streams_are_regrouped_whatever_their_batches(cuts, block, batch_size):
         cuts = [*cuts, 3]
     total = sum(cuts)
     x = torch.arange(float(total))
-    source = open_source(list(x.split(cuts)), block=block, batch_size=batch_size)
-    found = read(source)
+    source = open_source(list(x.split(cuts)), block=block)
+    found = read(source, batch_size)
     assert [i for _, indices, _ in found for i in indices] == list(range(total))
     assert torch.equal(torch.cat([inputs for _, _, inputs in found]), x)
     assert {len(indices) for _, indices, _ in found[:-1]} <= {block}
@@ -193,7 +193,7 @@ def test_a_stream_is_tried_on_a_copy():
 
 def test_sequences_of_different_length_without_a_mask_go_one_batch_at_a_time():
     parts = [torch.zeros(4, 3, dtype=torch.long), torch.zeros(4, 5, dtype=torch.long)]
-    shapes = [tuple(x.shape) for _, _, x in read(open_source(parts, block=4, batch_size=4))]
+    shapes = [tuple(x.shape) for _, _, x in read(open_source(parts, block=4), 4)]
     assert shapes == [(4, 3), (4, 5)]
 
 

@@ -464,6 +464,7 @@ def test_skipping_with_in_place_layers_keeps_the_value_at_the_tap():
     [
         ({"on_bad": "ignore"}, 'on_bad must be "raise" or "skip"; found \'ignore\''),
         ({"batch_size": 0}, "batch_size must be 1 or more; found 0"),
+        ({"batch_size": "large"}, "batch_size must be 1 or more; found 'large'"),
         ({"shard": (2, 2)}, r"shard must be \(i, n\) with 0 <= i < n; found \(2, 2\)"),
         ({"block": 0}, "block must be 1 or more and blocks 0 or more; found 0, 64"),
         ({"blocks": -1}, "found 128, -1"),

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from . import fused
-from .blocks import gram, pack16
+from .blocks import pack16
+from .grams import grams
 from .representation import Layer, Settings, finish, without_sums
 from .sketch import Fold, add_to_buckets
 
 _READ_AT_ONCE = 8192  # features, where there are no buckets to fold onto
+_BATCHES_HELD = 32  # whose norms wait to be summed up together
 
 
 @dataclass(frozen=True)
@@ -47,42 +49,55 @@ class Accumulator:
         self._fold: Fold | None = None
         self._sums: dict[str, Tensor] = {}
         self._totals: dict[str, Tensor] = {}
-        self._moments: Tensor | None = None  # in the order of _names
-        self._names: list[str] = []
+        self._norms: list[dict[str, Tensor]] = []  # of the latest batches, and their ⟨f, g⟩
+        self._moments: dict[str, Tensor] = {}
         self._blocks: dict[str, list[tuple[Tensor, ...]]] = {}
 
     def add(self, features: Tensor, gradients: Tensor | None, plan: Plan) -> dict[str, Tensor]:
         """Take in a batch (n, d); returns squared norms (n,), finite where the samples are."""
-        with torch.autocast(features.device.type, enabled=False), torch.no_grad():
-            vectors = {"features": features}
+        device = torch.cuda.device_of(features)  # Triton launches on the current one
+        with device, torch.autocast(features.device.type, enabled=False), torch.no_grad():
+            vectors = {"features": features.contiguous()}
             if gradients is not None:
                 # float16 features come with float32 gradients, which would vanish in float16
                 both = torch.promote_types(features.dtype, gradients.dtype)
-                vectors = {"features": features.to(both), "gradients": gradients.to(both)}
+                vectors["features"] = vectors["features"].to(both)
+                vectors["gradients"] = gradients.to(both).contiguous()
                 if self.settings.elementwise:
-                    vectors["elementwise"] = features.float() * gradients.float()
-            diagonals = {
-                kind: self._add_blocks(kind, x, plan.blocks) for kind, x in vectors.items()
-            }
+                    f, g = vectors["features"].float(), vectors["gradients"].float()
+                    vectors["elementwise"] = f * g
+            diagonals = self._add_blocks(vectors, plan.blocks)
             if fused.available(features) and not self._deterministic:
                 norms, inner = self._add_fused(vectors, plan.buckets)
             else:
                 norms, inner = self._add_plain(vectors, diagonals, plan)
-            self._add_moments(norms, inner)
+            self._norms.append(norms if inner is None else {**norms, "inner": inner})
+            if len(self._norms) == _BATCHES_HELD:
+                self._add_moments()
             return norms
 
-    def _add_blocks(self, kind: str, x: Tensor, spans: list[tuple[int, int]]) -> list[Tensor]:
+    def _add_blocks(
+        self, vectors: dict[str, Tensor], spans: list[tuple[int, int]]
+    ) -> dict[str, list[Tensor]]:
         """Gram matrices inside blocks, packed at once on a CPU, at the end on a GPU.
 
         A GPU would spend more time on being told to pack a block than on everything else. Returns
         the squared norms of the rows in each block.
         """
-        held = self._blocks.setdefault(kind, [])
-        diagonals = []
-        for start, stop in spans:
-            kernel = gram(x[start:stop])
-            held.append((kernel,) if x.is_cuda else pack16(kernel, self.settings.block))
-            diagonals.append(kernel.diagonal())
+        diagonals: dict[str, list[Tensor]] = {kind: [] for kind in vectors}
+        size = self.settings.block
+        for kinds in (("features", "gradients"), ("elementwise",)):
+            found = [kind for kind in kinds if kind in vectors]
+            held = [self._blocks.setdefault(kind, []) for kind in found]
+            if not found or not spans:
+                continue
+            kernels = grams([vectors[kind] for kind in found], spans, size)
+            for kind, of_kind, kept in zip(found, kernels, held, strict=True):
+                kept.append((of_kind,) if of_kind.is_cuda else pack16(of_kind, size))
+                norms = of_kind.diagonal(dim1=1, dim2=2)
+                diagonals[kind] = [
+                    row[: stop - start] for row, (start, stop) in zip(norms, spans, strict=True)
+                ]
         return diagonals
 
     def _add_plain(
@@ -137,48 +152,41 @@ class Accumulator:
             self._totals[kind] = torch.zeros(self.width, device=device, dtype=torch.float64)
         return self._sums[kind], self._totals[kind]
 
-    def _add_moments(self, norms: dict[str, Tensor], inner: Tensor | None) -> None:
-        """Sums over samples, in float64 on the device: few launches, and no waiting for them."""
+    def _add_moments(self) -> None:
+        """Sums over the samples of the batches held, in float64 on the device."""
+        if not self._norms:
+            return
+        norms = {
+            key: torch.cat([batch[key] for batch in self._norms]).double() for key in self._norms[0]
+        }
+        inner = norms.pop("inner", None)
         values = {f"trace_{kind}": norm for kind, norm in norms.items()}
         if inner is not None:
-            values["product"] = norms["features"].double() * norms["gradients"]
-            wide = inner.double()
-            values |= {"inner": wide, "inner_squared": wide**2, "inner_fourth": wide**4}
-        sums = torch.stack([value.double() for value in values.values()]).sum(1)
-        self._moments = sums if self._moments is None else self._moments + sums
-        self._names = list(values)
+            values["product"] = norms["features"] * norms["gradients"]
+            values |= {"inner": inner, "inner_squared": inner**2, "inner_fourth": inner**4}
+        for key, value in values.items():
+            self._moments[key] = self._moments.get(key, 0) + value.sum()
+        self._norms = []
 
     def _packed_blocks(self, kind: str) -> tuple[Tensor, Tensor]:  # (k, t) int16, (k, B)
         """All blocks of a kind, in the order in which they came."""
         size = self.settings.block
-        held = self._blocks[kind]
-        if held and len(held[0]) == 1:  # kernels on a GPU: those of one size in one go
-            kernels = [kernel for (kernel,) in held]
-            full = [k for k in kernels if len(k) == size]
-            both = [pack16(torch.stack(full), size)] if full else []
-            both += [pack16(k[None], size) for k in kernels if len(k) < size]
-            where = [i for i, k in enumerate(kernels) if len(k) == size]
-            where += [i for i, k in enumerate(kernels) if len(k) < size]
-            order = torch.tensor(where).argsort().to(kernels[0].device)
-            triangles, diagonals = (torch.cat(x)[order] for x in zip(*both, strict=True))
-            return triangles, diagonals
-        triangles = torch.zeros(len(held), size * (size - 1) // 2, dtype=torch.int16)
-        diagonals = torch.zeros(len(held), size)
-        for i, (triangle, diagonal) in enumerate(held):
-            triangles[i], diagonals[i] = triangle, diagonal
-        return triangles, diagonals
+        held = self._blocks[kind] or [(torch.zeros(0, size, size),)]
+        whole = [torch.cat(parts) for parts in zip(*held, strict=True)]
+        return (whole[0], whole[1]) if len(whole) == 2 else pack16(whole[0], size)
 
     def result(self, signs: Tensor | None, count: int, *, keep_sums: bool) -> Layer:
         """The layer's share of a Representation, with its accumulators if they are to be kept."""
         tensors: dict[str, Tensor] = {} if signs is None else {"signs": signs}
-        sums_of = [] if self._moments is None else self._moments.tolist()
-        moments = dict(zip(self._names, sums_of, strict=True))
+        self._add_moments()
+        sums = torch.stack(list(self._moments.values())).tolist()
+        moments = dict(zip(self._moments, sums, strict=True))
         for kind in self._blocks if self.settings.blocks else ():
             triangles, diagonals = self._packed_blocks(kind)
             tensors[f"{kind}.blocks.triangle"] = triangles
             tensors[f"{kind}.blocks.diagonal"] = diagonals
-        for kind, sums in self._sums.items():
-            tensors[f"{kind}.sums"] = sums
+        for kind, table in self._sums.items():
+            tensors[f"{kind}.sums"] = table
             tensors[f"{kind}.total"] = self._totals[kind]
         tensors, moments = finish(tensors, moments, count)
         if not keep_sums:

@@ -58,9 +58,7 @@ def visit(
     device = next((p.device for p in [*model.parameters(), *model.buffers()]), None)
     run = how.call or batches.run_by_convention
     with untouched(model):
-        source = sources.source(
-            data, seed=how.seed, block=how.batch_size, batch_size=how.batch_size, shard=(0, 1)
-        )
+        source = sources.source(data, seed=how.seed, block=how.batch_size, shard=(0, 1))
         first = batches.to_device(source.first, device)
         taps = select(model, layers, trace(model, lambda: run(model, first)))
         vectors = _Batch([tap.name for tap in taps], how)
@@ -71,7 +69,7 @@ def visit(
             return losses(outputs, batch)
 
         with Capture(model, taps, vectors.take_in, gradients=gradients) as capture:
-            for chunks in source.batches():
+            for chunks in source.batches(how.batch_size):
                 batch = batches.to_device(batches.join([c.batch for c in chunks]), device)
                 vectors.mask = batches.attention_mask(batch)
                 indices = np.concatenate([chunk.indices for chunk in chunks])

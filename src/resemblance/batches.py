@@ -73,7 +73,9 @@ def take(batch: Any, where: slice | np.ndarray) -> Any:
         if not _has_samples(leaf):
             return leaf
         if isinstance(leaf, Tensor):
-            return leaf[where if isinstance(where, slice) else torch.from_numpy(where)]
+            if isinstance(where, slice):
+                return leaf[where]
+            return leaf[without_waiting(torch.from_numpy(where), leaf.device)]
         if isinstance(leaf, np.ndarray):
             return torch.from_numpy(np.ascontiguousarray(leaf[where]))
         return leaf[where] if isinstance(where, slice) else [leaf[int(i)] for i in where]
@@ -160,6 +162,11 @@ def is_padded(batch: Any) -> bool:
     """Whether a mask says that some sequences are padded."""
     mask = attention_mask(batch)
     return mask is not None and bool((mask == 0).any())
+
+
+def without_waiting(x: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on the device, copied in turn with its other work while the host goes on."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 def to_device(batch: Any, device: torch.device | None) -> Any:

@@ -108,7 +108,7 @@ def layers(
 
     net = load_model(model, weights=weights).eval()
     samples = load_data(data, size=size, raw=raw, model=model)
-    batch = source(samples, seed=0, block=2, batch_size=2, shard=(0, 1)).first
+    batch = source(samples, seed=0, block=2, shard=(0, 1)).first
     calls = trace(net, lambda: run_by_convention(net, batch))
     chosen = automatic(net, calls)
     rows: list[dict[str, Any]] = [

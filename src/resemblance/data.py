@@ -40,7 +40,7 @@ class Chunk:
 class Source:
     """Forward batches, each a list of whole chunks."""
 
-    batches: Callable[[], Iterator[list[Chunk]]]
+    batches: Callable[[int], Iterator[list[Chunk]]]  # of at most so many samples, or one chunk
     first: Any  # a batch of a few samples, to try the model on
     block: int  # samples in a block
     total: int | None  # samples in the whole data set, None for a stream
@@ -48,26 +48,26 @@ class Source:
     ordered: bool  # True when the order is ours, False when it is the stream's
 
 
-def source(data: Any, *, seed: int, block: int, batch_size: int, shard: tuple[int, int]) -> Source:
+def source(data: Any, *, seed: int, block: int, shard: tuple[int, int]) -> Source:
     """Chunks of whatever `data` is; see the module's paragraph."""
     if isinstance(data, DataLoader):
         if not _visits_all(data):
-            return _stream(data, block, batch_size, shard)
+            return _stream(data, block, shard)
         total, fetch = len(data.dataset), _loading(data.dataset, _options(data))  # type: ignore[arg-type]
     elif isinstance(data, IterableDataset):
-        return _stream(DataLoader(data, batch_size=block), block, batch_size, shard)
+        return _stream(DataLoader(data, batch_size=block), block, shard)
     elif _is_arrays(data):
         total, fetch = size(data), lambda groups: (take(data, group) for group in groups)
     elif _is_map_style(data):
         total, fetch = len(data), _loading(data, {})
     elif isinstance(data, Iterable):
-        return _stream(data, block, batch_size, shard)
+        return _stream(data, block, shard)
     else:
         raise DataError(
             "expected a data set, a DataLoader, arrays or an iterable of batches; "
             f"found {type(data).__name__}"
         )
-    return _indexed(total, fetch, seed, block, batch_size, shard)
+    return _indexed(total, fetch, seed, block, shard)
 
 
 def _visits_all(loader: DataLoader) -> bool:
@@ -138,9 +138,7 @@ def block_size(total: int, block: int) -> int:
     return -(-total // count)
 
 
-def _indexed(
-    total: int, fetch: Fetch, seed: int, block: int, batch_size: int, shard: tuple[int, int]
-) -> Source:
+def _indexed(total: int, fetch: Fetch, seed: int, block: int, shard: tuple[int, int]) -> Source:
     if total == 0:
         raise DataError("the data set is empty: expected at least one sample")
     block = block_size(total, block)
@@ -152,10 +150,10 @@ def _indexed(
             f"{-(-total // block)} blocks of {block}; use at most that many shards"
         )
     chunks = [order[n * block : (n + 1) * block] for n in numbers]
-    per_batch = max(1, batch_size // block)
-    groups = [range(i, min(i + per_batch, len(chunks))) for i in range(0, len(chunks), per_batch)]
 
-    def batches() -> Iterator[list[Chunk]]:
+    def batches(batch_size: int) -> Iterator[list[Chunk]]:
+        step = max(1, batch_size // block)
+        groups = [range(i, min(i + step, len(chunks))) for i in range(0, len(chunks), step)]
         fetched = fetch([np.concatenate([chunks[i] for i in group]) for group in groups])
         for group, batch in zip(groups, fetched, strict=True):
             found, wanted = size(batch), sum(len(chunks[i]) for i in group)
@@ -175,12 +173,11 @@ def _indexed(
     return Source(batches, first, block, total, sum(map(len, chunks)), ordered=True)
 
 
-def _stream(stream: Iterable[Any], block: int, batch_size: int, shard: tuple[int, int]) -> Source:
+def _stream(stream: Iterable[Any], block: int, shard: tuple[int, int]) -> Source:
     iterator = iter(stream)
     head = next((batch for batch in iterator if size(batch)), None)
     if head is None:
         raise DataError("the data are empty: expected at least one sample")
-    per_batch = max(1, batch_size // block)
 
     def chunks() -> Iterator[Chunk]:
         held: list[Any] = []
@@ -197,9 +194,9 @@ def _stream(stream: Iterable[Any], block: int, batch_size: int, shard: tuple[int
                 held = [take(whole, slice(now, None))] if now < count else []
                 count, number, seen = count - now, number + 1, seen + now
 
-    def batches() -> Iterator[list[Chunk]]:
+    def batches(batch_size: int) -> Iterator[list[Chunk]]:
         pending = chunks()
-        while group := list(itertools.islice(pending, per_batch)):
+        while group := list(itertools.islice(pending, max(1, batch_size // block))):
             yield group
 
     # A copy, since the model may write into what it is tried on.

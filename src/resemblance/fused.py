@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch import promote_types as promote
 
 from .sketch import Fold
 
@@ -96,8 +95,8 @@ if triton is not None:
 
 
 def sketch(
-    features: Tensor,  # (n, d)
-    gradients: Tensor | None,
+    features: Tensor,  # (n, d), contiguous
+    gradients: Tensor | None,  # likewise, and of the same dtype
     fold: Fold,
     buckets: tuple[Tensor, Tensor] | None,  # bucket (int64) and sign (float32) of each, (n, t)
     tables: Sequence[tuple[Tensor, Tensor]],  # (M, width) float32 and (width,) float64; added to
@@ -106,13 +105,10 @@ def sketch(
     n, d = features.shape
     norm_f, norm_g, inner = torch.zeros(3, n, device=features.device)
     grid = (triton.cdiv(fold.width, _SLOTS), triton.cdiv(n, _ROWS))
-    both = features.dtype if gradients is None else promote(features.dtype, gradients.dtype)
-    f = features.to(both).contiguous()
-    g = f if gradients is None else gradients.to(both).contiguous()
     h, s = buckets if buckets is not None else (inner, inner)  # not read
     (table_f, total_f), (table_g, total_g) = (*tables, *tables, *[(inner, inner)] * 2)[:2]
     _kernel[grid](
-        f, g, *fold.packed(), h, s,
+        features, features if gradients is None else gradients, *fold.packed(), h, s,
         table_f, table_g, total_f, total_g, inner, norm_f, norm_g,
         n, d, fold.width, len(fold.shifts),
         T=0 if buckets is None else h.shape[1], PAIR=gradients is not None,

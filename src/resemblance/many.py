@@ -74,6 +74,7 @@ def compare_all(
     centre: bool | None = None,
     layer: str | int | None = None,
     blocks: int = 16,
+    device: str | torch.device = "cpu",
 ) -> ComparisonMatrix:
     """All pairs of networks recorded on the same samples.
 
@@ -85,11 +86,13 @@ def compare_all(
             equal depth by position, others by relative depth, at as many depths as the shallowest
             has layers.
         blocks: how many blocks of samples to use; more is more exact and costs in proportion.
+        device: where to compute, such as `"cuda"`; on the CPU by default.
 
     A layer that is constant on these data makes the scores of its network undefined (NaN), and a
     warning names it. Bias and standard error: as in `compare`. Cost: about R² · block² / 4
     multiplications a block and layer, in float32 on kernels whose rows are levelled first, which
-    keeps centring accurate; memory for blocks + 2 matrices R × R in float64.
+    keeps centring accurate (in float64 on a GPU, which may be set to round float32 products);
+    memory for blocks + 2 matrices R × R in float64.
     """
     kernels.check(kernel)
     if index not in ("cka", "cka-debiased"):
@@ -116,22 +119,24 @@ def compare_all(
     sizes = first.block_sizes[:blocks]
     weight = from_blocks.weights(sizes, first.samples, centre=centre)
     used = [(b, n) for b, (n, w) in enumerate(zip(sizes, weight, strict=True)) if w]
-    share = weight[weight > 0] / weight.sum()
+    share = (weight[weight > 0] / weight.sum()).to(device)
     depth = len(chosen[0])
-    scores = torch.zeros(len(reps), len(reps), dtype=torch.float64)
-    left_out = torch.zeros(len(used), len(reps), len(reps), dtype=torch.float64)
+    scores = torch.zeros(len(reps), len(reps), dtype=torch.float64, device=device)
+    left_out = torch.zeros(len(used), *scores.shape, dtype=torch.float64, device=device)
     for at in range(depth):
         layers = [row[at] for row in chosen]
-        numerators, visible = _numerators(layers, kernel, used, samples, centre)
+        numerators, visible = _numerators(layers, kernel, used, samples, centre, device)
         numerators.mul_(share[:, None, None])
         visible.mul_(share[:, None])
         whole, seen = numerators.sum(0), visible.sum(0)
         scores += _normalised(whole, seen) / depth
         for i in range(len(used)):
             left_out[i] += _normalised(whole - numerators[i], seen - visible[i]) / depth
-        for rep, x, dead in zip(reps, layers, whole.diagonal() <= seen, strict=True):
+        constant = (whole.diagonal() <= seen).tolist()
+        for rep, x, dead in zip(reps, layers, constant, strict=True):
             if dead:
                 warnings.warn(constant_layer(rep.name, x.name), ResemblanceWarning, stacklevel=2)
+    scores, left_out = scores.cpu(), left_out.cpu()
     stderr = from_blocks.jackknife(list(left_out), torch.full_like(scores, torch.nan))
     scores = scores.clamp(0.0 if index == "cka" else -1.0, 1.0)
     return ComparisonMatrix(
@@ -160,11 +165,12 @@ def _numerators(
     used: Sequence[tuple[int, int]],  # number and size of each block
     samples: float,
     centre: bool,
+    device: str | torch.device,
 ) -> tuple[Tensor, Tensor]:  # (k, R, R), (k, R) float64
     """⟨K1, K2⟩ of every pair of layers, block by block, and what is round-off of ⟨K1, K1⟩."""
     out, visible = [], []
     for b, n in used:
-        triangle, diagonal = _entries(layers, kernel, b, n, unit=sum(n for _, n in used))
+        triangle, diagonal = _entries(layers, kernel, b, n, sum(n for _, n in used), device)
         d = diagonal.double()
         visible.append(from_blocks.FINEST_SQUARE * (d.sum(1) ** 2 - d.square().sum(1)) / (n * n))
         if centre:
@@ -181,8 +187,8 @@ def _numerators(
 
 
 def _entries(
-    layers: Sequence[Layer], kernel: str, b: int, n: int, unit: float
-) -> tuple[Tensor, Tensor]:  # (R, t), (R, n) float32
+    layers: Sequence[Layer], kernel: str, b: int, n: int, unit: float, device: str | torch.device
+) -> tuple[Tensor, Tensor]:  # (R, t), (R, n) float32, on a GPU float64
     """One block of a kernel for all networks, each divided by its trace over `unit`.
 
     With entries of about one, float32 holds products of kernels of any scale.
@@ -195,11 +201,17 @@ def _entries(
         )
         diagonal = torch.stack([x.tensor(f"{kind}.blocks.diagonal")[b, :n] for x in layers])
         trace = torch.tensor([max(x.moments[f"trace_{kind}"], 1e-300) for x in layers]).double()
-        diagonal = (diagonal.double() * (unit / trace)[:, None]).float()
+        packed = packed.to(device)
+        dtype = torch.float64 if packed.is_cuda else torch.float32
+        diagonal = (diagonal.double() * (unit / trace)[:, None]).to(packed.device, dtype)
         roots = diagonal.sqrt()
-        entry = packed.float().mul_(1 / torch.iinfo(torch.int16).max)
-        for i, row in _rows(entry, n):  # a gather of both roots would take longer
-            row.mul_(roots[:, i : i + 1]).mul_(roots[:, :i])
+        entry = packed.to(dtype).mul_(1 / torch.iinfo(torch.int16).max)
+        if packed.is_cuda:
+            rows, columns = torch.tril_indices(n, n, -1, device=packed.device)
+            entry.mul_(roots[:, rows]).mul_(roots[:, columns])
+        else:
+            for i, row in _rows(entry, n):  # a gather of both roots would take longer
+                row.mul_(roots[:, i : i + 1]).mul_(roots[:, :i])
         entries[kind], diagonals[kind] = entry, diagonal
     one = dict.fromkeys(kinds, torch.ones(()))
     return kernels.entries(kernel, entries, one), kernels.entries(kernel, diagonals, one)
@@ -218,10 +230,10 @@ def _level(triangle: Tensor, diagonal: Tensor) -> Tensor:
     parts = [(i, min(i + step, triangle.shape[1])) for i in range(0, triangle.shape[1], step)]
     sums = torch.zeros_like(diagonal)
     for start, stop in parts:
-        sums.addmm_(triangle[:, start:stop], _members(n, start, stop))
+        sums.addmm_(triangle[:, start:stop], _members(n, start, stop).to(sums))
     u = sums / (n - 2) - sums.sum(1, keepdim=True) / (2 * (n - 1) * (n - 2))
     for start, stop in parts:
-        triangle[:, start:stop].addmm_(u, _members(n, start, stop).T, alpha=-1)
+        triangle[:, start:stop].addmm_(u, _members(n, start, stop).to(u).T, alpha=-1)
     return diagonal - 2 * u
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from . import batch_sizes, fingerprint, pooling, targets
 from . import data as sources
-from . import fingerprint, pooling, targets
 from .batches import is_padded, join, run_by_convention, size, to_device
 from .capture import Capture, untouched, unwrap
 from .errors import DataError, ResemblanceWarning, TargetError
@@ -48,7 +48,7 @@ def record(
     block: int = 128,
     blocks: int = 64,
     max_dim: int | str | None = "auto",
-    batch_size: int = 128,
+    batch_size: int | str = "auto",
     shard: tuple[int, int] | None = None,
     keep_sums: bool = False,
     on_bad: str = "raise",
@@ -85,7 +85,8 @@ def record(
             are cut into at least sixteen blocks of equal size.
         max_dim: layers wider than this are folded to it before the buckets; `"auto"` keeps a
             layer's accumulators under 64 MiB, None folds nothing. Blocks are always exact.
-        batch_size: samples in a forward pass, rounded to whole blocks (and at least one).
+        batch_size: samples in a forward pass, rounded to whole blocks (and at least one). `"auto"`
+            is 128, and on a GPU as many as fit into half of its free memory, up to 1,024.
         shard: (i, n): only every n-th block, from the i-th on, for `merge`.
         keep_sums: keep the accumulators, as a shard does.
         on_bad: `"raise"` names the first NaN or Inf; `"skip"` leaves such samples out and counts.
@@ -125,12 +126,10 @@ def record(
         beta=beta,
         elementwise=elementwise,
     )
-    shard = _check_choices(batch_size, on_bad, shard)
+    shard = _check_choices(1 if batch_size == "auto" else batch_size, on_bad, shard)
     run, called = call or run_by_convention, name or type(model).__name__
     with untouched(model):
-        source = sources.source(
-            data, seed=seed, block=settings.block, batch_size=batch_size, shard=shard
-        )
+        source = sources.source(data, seed=seed, block=settings.block, shard=shard)
         settings = replace(settings, block=source.block)
         first = to_device(source.first, device)
         taps = select(model, layers, trace(model, lambda: run(model, first)))
@@ -155,6 +154,7 @@ def record(
             capture.run(lambda: run(model, batch), losses_of, size(batch))
 
         with capture, progress_bar(progress, source.expected, f"recording {called}") as advance:
+            before = batch_sizes.allocated(device)
             with state.trial() as reached:  # what cannot work fails now and says why
                 one_batch(first, None if callable(target) else _refuse_probabilities(logits))
             if gradients and not reached:
@@ -162,9 +162,12 @@ def record(
                     "the gradient of the loss is zero at every layer: nothing but zeros would be "
                     "recorded; check the target, or record features alone with gradients=False"
                 )
+            if isinstance(batch_size, str):  # "auto"
+                each = (batch_sizes.allocated(device) - before) // size(first)
+                batch_size = batch_sizes.chosen(device, source.block, each, deterministic)
             if pool == "flatten" and is_padded(first):
                 warnings.warn(_PADDED, ResemblanceWarning, stacklevel=2)
-            for chunks in source.batches():
+            for chunks in source.batches(batch_size):
                 batch = join([chunk.batch for chunk in chunks])
                 state.begin(chunks, batch, data_id)  # reads the samples where they lie
                 one_batch(to_device(batch, device))
@@ -261,12 +264,10 @@ def record_arrays(
         elementwise=elementwise,
     )
     shard = _check_choices(batch_size, on_bad, shard)
-    source = sources.source(
-        np.arange(total), seed=seed, block=settings.block, batch_size=batch_size, shard=shard
-    )
+    source = sources.source(np.arange(total), seed=seed, block=settings.block, shard=shard)
     settings = replace(settings, block=source.block)
     state = PassState(settings, list(f), "flatten", on_bad)
-    for chunks in source.batches():
+    for chunks in source.batches(batch_size):
         rows = np.concatenate([chunk.indices for chunk in chunks])
         state.begin(chunks, torch.from_numpy(rows), data_id)
         for i, key in enumerate(f):
@@ -322,10 +323,12 @@ def _autocast(device: torch.device | None) -> str | None:
     return str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
 
 
-def _check_choices(batch_size: int, on_bad: str, shard: tuple[int, int] | None) -> tuple[int, int]:
+def _check_choices(
+    batch_size: int | str, on_bad: str, shard: tuple[int, int] | None
+) -> tuple[int, int]:
     """The shard, (0, 1) for all; or an error about one of these."""
-    if batch_size < 1:
-        raise DataError(f"batch_size must be 1 or more; found {batch_size}")
+    if isinstance(batch_size, str) or batch_size < 1:
+        raise DataError(f"batch_size must be 1 or more; found {batch_size!r}")
     if on_bad not in ("raise", "skip"):
         raise DataError(f'on_bad must be "raise" or "skip"; found {on_bad!r}')
     i, n = (int(part) for part in shard or (0, 1))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import fingerprint, pooling
 from .accumulate import Accumulator, Plan
-from .batches import attention_mask
+from .batches import attention_mask, without_waiting
 from .data import Chunk
 from .errors import DataError
 from .order import OrderCheck
@@ -180,7 +180,7 @@ class PassState:
             return Plan(None, spans)
         h, s = self._sketch.assign(self._indices[keep])
         self._signs.index_add_(0, h.flatten(), s.flatten())
-        return Plan((h.to(self._device), s.to(self._device)), spans)
+        return Plan((without_waiting(h, self._device), without_waiting(s, self._device)), spans)
 
     @contextlib.contextmanager
     def trial(self) -> Iterator[set[int]]:

@@ -157,7 +157,7 @@ def task2vec(
         chunk = max(1, min(128, _FLOATS // max(1, sum(p.numel() for p in model.parameters()))))
     with untouched(model):
         device = next((p.device for p in model.parameters()), None)
-        source = sources.source(data, seed=0, block=chunk, batch_size=chunk, shard=(0, 1))
+        source = sources.source(data, seed=0, block=chunk, shard=(0, 1))
         first = batches.to_device(source.first, device)
         find = logits or targets.find_logits
         classes = _classes(model, first, find)
@@ -169,7 +169,7 @@ def task2vec(
         per_sample = _squares(model, {k: v.detach() for k, v in rest.items()}, find)
         totals = {k: torch.zeros(len(w), dtype=torch.float64) for k, w in weights.items()}
         count = 0
-        for inputs, n in _inputs(source, device):
+        for inputs, n in _inputs(source, chunk, device):
             u = torch.rand(n, labels, generator=generator).to(device or "cpu")
             for key, square in vmap(per_sample, (None, 0, 0))(weights, inputs, u).items():
                 totals[key] += square.sum(0).double().cpu()
@@ -214,8 +214,10 @@ def _squares(
     return per_sample
 
 
-def _inputs(source: sources.Source, device: torch.device | None) -> Iterator[tuple[Any, int]]:
-    for chunks in source.batches():
+def _inputs(
+    source: sources.Source, batch_size: int, device: torch.device | None
+) -> Iterator[tuple[Any, int]]:
+    for chunks in source.batches(batch_size):
         batch = batches.to_device(batches.join([c.batch for c in chunks]), device)
         yield batches.inputs_of(batch), sum(len(c.indices) for c in chunks)
 

@@ -1,0 +1,39 @@
+"""How many samples a forward pass takes where the user leaves it open.
+
+On a GPU small batches waste time and large ones run out of memory, so the size follows from what a
+trial allocated for a sample and from what is free. Results do not depend on it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+USUAL, _LARGEST = 128, 1024
+
+
+def fitting(block: int, each: int, free: int) -> int:
+    """The most samples, in whole blocks, that take half of `free` bytes at `each`; or one block.
+
+    >>> fitting(128, each=100 * 2**20, free=64 * 2**30), fitting(128, each=2**30, free=2**30)
+    (256, 128)
+    """
+    samples = min(free // 2 // max(each, 1), _LARGEST)
+    return max(1, samples // block) * block
+
+
+def chosen(device: torch.device | None, block: int, each: int, deterministic: bool) -> int:
+    """The batch size for samples that allocate `each` bytes, 0 if that is not known.
+
+    It is fixed where runs are to agree bit for bit, as free memory varies.
+    """
+    if device is None or device.type != "cuda" or deterministic or not each:
+        return USUAL
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return fitting(block, each, torch.cuda.mem_get_info(device)[0] + held)
+
+
+def allocated(device: torch.device | None) -> int:
+    """Bytes allocated on a GPU so far, freed or not: a trial held no more than this grew by."""
+    if device is None or device.type != "cuda":
+        return 0
+    return torch.cuda.memory_stats(device)["allocated_bytes.all.allocated"]
