@@ -13,6 +13,7 @@ from torch import Tensor
 from zoo import Zoo
 
 import resemblance as rs
+from resemblance.errors import TargetError
 
 Wanted = tuple[str, str, str]  # network, data, variant
 
@@ -48,8 +49,11 @@ class Recordings:
         parts = (network.replace("/", "_"), data.replace(":", "-"), variant.replace(" ", "-"))
         return self.folder / ("@".join(parts) + ".rsm")
 
-    def make(self, wanted: Iterable[Wanted]) -> None:
-        """Record what is not there yet, one network after the other."""
+    def make(self, wanted: Iterable[Wanted], dead: list[str] | None = None) -> None:
+        """Record what is not there yet, one network after the other.
+
+        A ruined copy may have no gradient at all: then it joins `dead`, if that is a list.
+        """
         missing = sorted({w for w in wanted if not self.path(*w).exists()})
         last, net = None, None
         for i, (network, data, variant) in enumerate(missing):
@@ -60,10 +64,18 @@ class Recordings:
             x = self.inputs(data, labels=variant == "labels")
             first = x[0] if isinstance(x, tuple) else x
             settings = {"batch_size": 1024, **self.variants[variant]}
-            with torch.autocast("cuda", torch.bfloat16, enabled=first.is_cuda):
-                rep = rs.record(
-                    net, x, layers=net.taps, name=network, data_id=data, progress=False, **settings
-                )
+            try:
+                with torch.autocast("cuda", torch.bfloat16, enabled=first.is_cuda):
+                    rep = rs.record(
+                        net, x, layers=net.taps, name=network, data_id=data, progress=False,
+                        **settings,
+                    )  # fmt: skip
+            except TargetError as error:
+                if dead is None:
+                    raise
+                print(f"{network} on {data} is left out: {error}", flush=True)
+                dead.append(network)
+                continue
             rep.save(self.path(network, data, variant))
 
     def __call__(self, network: str, data: str, variant: str = "default") -> rs.Representation:

@@ -71,7 +71,7 @@ def _alone() -> None:
     torch.set_num_threads(1)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=40)
 def _load(path: Path) -> rs.Representation:
     return rs.load(path)
 

@@ -2,7 +2,7 @@
 
 Three ResNet-18s (two twins and a stranger) on CIFAR-10 test images. Whole N × N kernels are
 summed in float32 from the same features and gradients that `record` sees, and give the truth for
-all pairs of layers; three seeds of the order and the sketch give the error of each estimator.
+all pairs of layers; two seeds of the order and the sketch give the error of each estimator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 import resemblance as rs
 from questions.lab import KERNELS, Lab
 
-SEEDS = 3
+SEEDS = 2
 Kernels = dict[str, list[Tensor]]  # features, gradients: (N, N) a layer
 
 

@@ -32,7 +32,11 @@ TRUTHS = ("accuracy lost", "disagreement", "Jensen-Shannon")
 def run(lab: Lab) -> dict[str, Any]:
     families = {origin: _family(lab, origin) for origin in lab.zoo.origins()}
     everyone = sorted({n for origin, f in families.items() for n in (origin, *f)})
-    lab.recordings.make((n, data, "default") for n in everyone for data in PROBES.values())
+    dead: list[str] = []
+    wanted = [(n, data, "default") for n in everyone for data in PROBES.values()]
+    lab.recordings.make(wanted, dead)
+    everyone = [n for n in everyone if n not in dead]
+    families = {o: [n for n in family if n not in dead] for o, family in families.items()}
     layers = lab.recordings(everyone[0], PROBES["natural"]).layer_names
     plans = [(kernel, "cka", centre) for kernel, centre in KERNELS.values()]
     place = {name: i for i, name in enumerate(everyone)}
@@ -56,6 +60,7 @@ def run(lab: Lab) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "layers": layers,
+        "left out, without gradients": dead,
         "networks": rows,
         "fidelity": _fidelity(rows, list(families)),
         "lineage": _lineage(rows, len(layers)),

@@ -27,6 +27,7 @@ def run(lab: Lab) -> dict[str, Any]:
     for architecture in ARCHITECTURES:
         for home in DATA:
             names = [n for n in lab.zoo.originals(architecture) if n.startswith(f"{home}/")]
+            names = names[: lab.scale.few]
             for data in (*(f"train:{d}" for d in DATA), f"test:{home}"):
                 lab.recordings.make((n, data, "norms") for n in names)
                 for estimator in ("blocks", "paper"):

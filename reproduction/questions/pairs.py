@@ -31,8 +31,8 @@ def settings() -> tuple[dict[str, Setting], dict[str, Setting], dict[str, Settin
     for kernel in (*KERNELS, *OTHERS):
         cheap = few if kernel == "transport" else many
         cheap[f"own data, Algorithm 1, CKA, {kernel}"] = ("own", kernel, "cka", None, "paper")
-        cheap[f"own data, buckets, CKA, {kernel}"] = ("own", kernel, "cka", None, "buckets")
-        cheap[f"probe, Algorithm 1, CKA, {kernel}"] = ("probe", kernel, "cka", None, "paper")
+        few[f"own data, buckets, CKA, {kernel}"] = ("own", kernel, "cka", None, "buckets")
+        few[f"probe, Algorithm 1, CKA, {kernel}"] = ("probe", kernel, "cka", None, "paper")
         few[f"own data, Algorithm 1, NBS, {kernel}"] = ("own", kernel, "nbs", None, "paper")
         few[f"probe, buckets, NBS, {kernel}"] = ("probe", kernel, "nbs", None, "buckets")
         exact = few if kernel == "transport" else at_once

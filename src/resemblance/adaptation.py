@@ -258,7 +258,8 @@ def _columns(
         slope = value * np.array(
             [e / s if e else 0.0 for e, s in zip(exponents, squares, strict=True)]
         )
-        return value, math.sqrt(slope @ covariance @ slope)
+        variance = float(slope @ covariance @ slope)  # below zero by round-off, if it is zero
+        return value, math.sqrt(max(variance, 0.0))
 
     ratio, ratio_error = power(0.5, -0.5, 0)
     return {

@@ -22,11 +22,10 @@ try:
 except ImportError:  # a build of torch without it, such as the CPU's
     triton = None
 
-# What a program reads at a time, by the bytes of an element, and how it runs.
-_COLUMNS = {2: 64, 4: 32}
-_WARPS, _STAGES = 4, 4
-_PROGRAMS = 2  # for each multiprocessor, if a program then still has so many columns to read:
-_LEAST_SHARE = 1024
+# By the bytes of an element: columns that a program reads at a time, its warps and stages, and how
+# many programs run on each multiprocessor. The fastest of those tried on an H200.
+_TILES = {2: (64, 8, 4, 1), 4: (16, 4, 4, 2)}
+_LEAST_SHARE = 1024  # columns that a program must have for another to be worth its start
 # Products of float32 as the kernel takes them: factors rounded to eleven bits and sums in float32
 # ("tf32"), or three such products for one ("tf32x3"). Narrow layers are cheap as they are.
 _SINGLE = "tf32"
@@ -97,7 +96,7 @@ def launch(
     """`grams` by the kernel, with the columns in `parts` or fewer; blocks must follow in a row."""
     x = vectors[0]
     d, wide = x.shape[1], x.element_size()
-    columns = _COLUMNS[wide]
+    columns, warps, stages, _ = _TILES[wide]
     share = triton.cdiv(triton.cdiv(d, parts), columns) * columns
     grid = (triton.cdiv(d, share), len(spans), len(vectors))
     out = torch.empty(grid[0], len(vectors), len(spans), size, size, device=x.device)
@@ -105,7 +104,7 @@ def launch(
         x, vectors[-1], out, spans[-1][1], d, share,
         SIZE=size, ROWS=max(16, triton.next_power_of_2(size)), COLUMNS=columns,
         PRECISION=_SINGLE, ROUND=wide == 4 and _SINGLE == "tf32",
-        num_warps=_WARPS, num_stages=_STAGES,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out[0] if grid[0] == 1 else out.sum(0)
 
@@ -124,8 +123,8 @@ def _fits(x: Tensor, spans: Sequence[tuple[int, int]], size: int) -> bool:
 
 def _parts(vectors: Sequence[Tensor], blocks: int) -> int:
     """Into how many shares the columns go, so that programs fill the device once."""
-    at_once = _PROGRAMS * _device(vectors[0])[0]
-    d = vectors[0].shape[1]
+    x, d = vectors[0], vectors[0].shape[1]
+    at_once = _TILES[x.element_size()][3] * _device(x)[0]
     return max(1, min(at_once // (blocks * len(vectors)), d // _LEAST_SHARE))
 
 
