@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 
 import numpy as np
@@ -554,6 +555,23 @@ def test_batches_are_let_go_as_the_stream_goes_on():
 
     rs.record(mlp(), stream(), block=32, blocks=4, batch_size=32)
     assert len(alive) == 60
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_no_tensor_is_left_to_the_garbage_collector(gradients):
+    """It comes by seldom: what waits for it fills the memory of a GPU."""
+    gc.collect()
+    gc.disable()
+    try:
+        rs.record(mlp(), VECTORS, gradients=gradients, block=8, batch_size=8, on_bad="skip")
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = [tuple(x.shape) for x in gc.garbage if isinstance(x, torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left == []
 
 
 def test_the_size_of_a_representation_does_not_grow_with_samples():

@@ -80,14 +80,9 @@ def grams(
     """The kernels of the rows inside blocks; those of short blocks end in zeros."""
     if _fits(vectors[0], spans, size):
         return launch(vectors, spans, size, _parts(vectors, len(spans)))
-    out = torch.stack(
-        [
-            F.pad(gram(x[start:stop]), 2 * (0, size - (stop - start)))
-            for x in vectors
-            for start, stop in spans
-        ]
-    )
-    return out.unflatten(0, (len(vectors), len(spans)))
+    kernels = [gram(x[start:stop]) for x in vectors for start, stop in spans]
+    full = [k if len(k) == size else F.pad(k, 2 * (0, size - len(k))) for k in kernels]
+    return torch.stack(full).unflatten(0, (len(vectors), len(spans)))
 
 
 def launch(

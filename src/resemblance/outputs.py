@@ -46,26 +46,27 @@ def _is_record(output: Any) -> bool:
 
 def swap_first(output: Any, new: Tensor) -> Any:
     """A copy of `output` in which its first floating-point tensor is `new`, wherever it stands."""
-    old = first_tensor(output)
+    return _swap(output, first_tensor(output), new)
 
-    def swap(value: Any) -> Any:
-        if value is old:
-            return new
-        if _is_record(value):
-            given = [field.name for field in dataclasses.fields(value) if field.init]
-            return dataclasses.replace(value, **{key: swap(getattr(value, key)) for key in given})
-        if isinstance(value, MutableMapping):
-            out = copy.copy(value)  # keeps the type, a default factory, the order
-            for key, item in value.items():
-                out[key] = swap(item)
-            return out
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(swap, value))
-        if isinstance(value, tuple | list):
-            return type(value)(map(swap, value))
-        return value
 
-    return swap(output)
+def _swap(value: Any, old: Tensor | None, new: Tensor) -> Any:
+    # Not nested in swap_first: a function that refers to itself would keep both tensors until the
+    # garbage collector comes by.
+    if value is old:
+        return new
+    if _is_record(value):
+        given = [field.name for field in dataclasses.fields(value) if field.init]
+        swapped = {key: _swap(getattr(value, key), old, new) for key in given}
+        return dataclasses.replace(value, **swapped)
+    if isinstance(value, MutableMapping):
+        out = copy.copy(value)  # keeps the type, a default factory, the order
+        for key, item in value.items():
+            out[key] = _swap(item, old, new)
+        return out
+    if isinstance(value, tuple | list):
+        items = [_swap(item, old, new) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
 
 
 def sample_axis(tensor: Tensor, count: int, *, usual: int) -> int | None:
