@@ -32,11 +32,12 @@ class Scale:
     ridge: int = 10_000  # labelled images that kernel ridge and the linear probe learn from
     checkpoints: tuple[int, ...] = (1, 2, 4, 8, 12, 16, 20)
     summary: int = 512  # images of the summaries that are small enough to share
+    pretrained: int = 1024  # images that networks from elsewhere are recorded on
 
 
 FULL = Scale()
 QUICK = Scale(
     seeds=2, few=2, origins=1, width=8, train=1000, epochs=4, batch=50, rate=0.1, own=256,
     test=256, probe=192, exact=128, exact_nbs=64, buckets=32, few_buckets=16, task2vec=16,
-    ridge=200, checkpoints=(1,), summary=64,
+    ridge=200, checkpoints=(1,), summary=64, pretrained=32,
 )  # fmt: skip

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import resemblance as rs
 from questions.lab import Lab
 
-SIDE, SAMPLES = 128, 1024
+SIDE = 128
 
 
 def run(lab: Lab) -> dict[str, Any] | None:
@@ -29,13 +29,13 @@ def run(lab: Lab) -> dict[str, Any] | None:
         net = net.to(lab.zoo.device)
         taps = [f"_blocks.{i}" for i in range(len(net._blocks))]
         for data in DATA:
-            images = _enlarged(lab.data[data].xte[:SAMPLES])
+            images = _enlarged(lab.data[data].xte[: lab.scale.pretrained])
             rep = rs.record(net, images, layers=taps, name=f"EfficientNet-Lite{version}",
                             data_id=data, block=64, buckets=0)  # fmt: skip
             table = rs.adaptation(rep)
             rows.append({"version": version, "data": data, **table.to_dict()})
             print(f"EfficientNet-Lite{version} on {data}", flush=True)
-    return {"side": SIDE, "samples": SAMPLES, "rows": rows} if rows else None
+    return {"side": SIDE, "samples": lab.scale.pretrained, "rows": rows} if rows else None
 
 
 def _network(version: int) -> nn.Module | None:
