@@ -273,6 +273,7 @@ def pretrained(r: Result) -> Pictures:
                 axes.errorbar(range(len(mean)), mean, 2 * error, color=COLOURS[row["data"]],
                               marker="o", markersize=3, label=TITLES[row["data"]])  # fmt: skip
         axes.set(title=f"EfficientNet-Lite{version}", xlabel="block")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
     grid[0, 0].set_ylabel("log ‖μ‖ / (‖K‖_F / N²)\n(bars: two standard errors)")
     grid[0, 0].legend(frameon=False)

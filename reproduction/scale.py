@@ -14,7 +14,7 @@ class Scale:
     """Numbers of networks, samples and epochs. Everything else is the same in both."""
 
     seeds: int = 10  # ResNet-18s a data set; one ResNet-50 each
-    few: int = 3  # of them, where each pair costs a singular value decomposition or more
+    few: int = 5  # of them, where each pair costs a singular value decomposition or more
     origins: int = 3  # CIFAR-10 networks whose copies and checkpoints are followed
     width: int = 64  # channels of the first stage
     train: int = 30_000  # images of each data set that networks learn from

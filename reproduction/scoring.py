@@ -1,4 +1,9 @@
-"""Scores of many pairs of recordings, in as many processes as there are cores."""
+"""Scores of many recordings at once, in as many processes as there are cores.
+
+A Representation is a row of layers, and `compare` scores all pairs of two rows. Nothing says that a
+row must come from one network: the same layer of many networks is a row as well, and one call then
+compares all of them, reading each kernel once.
+"""
 
 from __future__ import annotations
 
@@ -17,107 +22,86 @@ import torch
 import resemblance as rs
 from resemblance.errors import ResemblanceWarning
 
-_WORKERS = min(os.cpu_count() or 1, 16)
+_WORKERS = max(1, min(os.cpu_count() or 1, 16) - (2 if (os.cpu_count() or 1) > 4 else 0))
+Files = tuple[Path, ...]
 
 
 @dataclass(frozen=True)
-class Job:
-    """One comparison of two files: all pairs of layers, or each layer with its counterpart."""
+class Plan:
+    """How to compare: the arguments of `compare`."""
 
-    a: Path
-    b: Path
     kernel: str
     index: str = "cka"
     centre: bool | None = None
     estimator: str = "auto"
-    layers: str = "same"  # or "all"
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """All pairs of many files at one layer, from exact blocks of shared samples."""
+class Job:
+    """Two rows of files, at one layer or at all, compared in several ways."""
 
-    files: tuple[Path, ...]
-    layer: int
-    kernel: str
-    index: str = "cka"
-    centre: bool | None = None
+    rows: Files
+    columns: Files
+    layer: int | None  # None: all layers of each file, one after the other
+    plans: tuple[Plan, ...]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """(rows, columns), or (layers,) for counterparts alone."""
+    """(rows, columns), each rows' file by file and layer by layer."""
 
     values: np.ndarray
     stderr: np.ndarray
-    chance: np.ndarray | None
 
 
-def score(jobs: Sequence[Job | Matrix], note: str = "") -> list[Scores]:
-    """The scores of each job, in order."""
-    print(f"{note}: {len(jobs)} comparisons", flush=True)
-    chunk = max(1, len(jobs) // (16 * _WORKERS))
-    return list(_pool().map(_score, jobs, chunksize=chunk))
+def score(jobs: Sequence[Job], note: str) -> list[list[Scores]]:
+    """The scores of each job, in order, one for each of its plans."""
+    print(f"{note}: {sum(len(job.plans) for job in jobs)} comparisons", flush=True)
+    return list(_pool().map(_score, jobs))
 
 
 @functools.cache
 def _pool() -> ProcessPoolExecutor:
     """Processes that stay, as each takes seconds to begin."""
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(_WORKERS, context, initializer=_alone)
+    return ProcessPoolExecutor(_WORKERS, context, initializer=torch.set_num_threads, initargs=(1,))
 
 
-def _alone() -> None:
-    torch.set_num_threads(1)
-
-
-@functools.lru_cache(maxsize=40)
-def _load(path: Path) -> rs.Representation:
-    return rs.load(path)
-
-
-def _score(job: Job | Matrix) -> Scores:
-    if isinstance(job, Matrix):
-        reps = [_load(path) for path in job.files]
+def _score(job: Job) -> list[Scores]:
+    rows, columns = _row(job.rows, job.layer), _row(job.columns, job.layer)
+    out = []
+    for plan in job.plans:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResemblanceWarning)  # a layer may die when pruned
-            found = rs.compare_all(
-                reps, kernel=job.kernel, index=job.index, centre=job.centre, layer=job.layer,
-                blocks=64,
+            # own data are compared on purpose here, as in the paper; pruned layers may die
+            warnings.simplefilter("ignore", ResemblanceWarning)
+            found = rs.compare(
+                rows, columns, kernel=plan.kernel, index=plan.index, centre=plan.centre,
+                estimator=plan.estimator,
             )  # fmt: skip
-        return Scores(found.scores, found.stderr, None)
-    a, b = _load(job.a), _load(job.b)
-    if job.layers == "all":
-        return _compare(a, b, job)
-    parts = [
-        _compare(replace(a, layers=(one,)), replace(b, layers=(two,)), job)
-        for one, two in zip(a.layers, b.layers, strict=True)
-    ]
-    chance = [part.chance for part in parts]
-    return Scores(
-        np.array([part.values[0, 0] for part in parts]),
-        np.array([part.stderr[0, 0] for part in parts]),
-        np.array([c[0, 0] for c in chance if c is not None]) if chance[0] is not None else None,
-    )
+        out.append(Scores(found.scores, found.stderr))
+    return out
 
 
-def _compare(a: rs.Representation, b: rs.Representation, job: Job) -> Scores:
-    with warnings.catch_warnings():
-        # networks are compared on their own data on purpose here, as in the paper
-        warnings.simplefilter("ignore", ResemblanceWarning)
-        c = rs.compare(
-            a, b, kernel=job.kernel, index=job.index, centre=job.centre, estimator=job.estimator
-        )
-    return Scores(c.scores, c.stderr, c.chance)
+@functools.lru_cache(maxsize=4)
+def _row(files: Files, layer: int | None) -> rs.Representation:
+    """One Representation with layers of all files, which must be of the same samples."""
+    first, layers = rs.load(files[0]), []
+    for i, path in enumerate(files):
+        rep = rs.load(path)
+        if rep.data["fingerprint"] != first.data["fingerprint"]:
+            raise ValueError(f"{path.name} was recorded on other samples than {files[0].name}")
+        chosen = rep.layers if layer is None else rep.layers[layer : layer + 1]
+        layers += [replace(one, name=f"{i} {one.name}") for one in chosen]
+    return replace(first, layers=tuple(layers))
 
 
 def same_layers(
-    files: Sequence[Path], plans: Sequence[tuple[str, str, bool | None]], depth: int, note: str
-) -> np.ndarray:  # (plans, files, files, layers)
-    """All pairs of files on shared samples, layer by layer; a plan is (kernel, index, centre)."""
-    jobs = [Matrix(tuple(files), layer, *plan) for plan in plans for layer in range(depth)]
-    found = np.stack([scores.values for scores in score(jobs, note)])
-    return np.moveaxis(found.reshape(len(plans), depth, *found.shape[1:]), 1, -1)
+    rows: Sequence[Path], columns: Sequence[Path], plans: Sequence[Plan], depth: int, note: str
+) -> np.ndarray:  # (plans, rows, columns, layers)
+    """All pairs of files, each layer with the same layer."""
+    jobs = [Job(tuple(rows), tuple(columns), layer, tuple(plans)) for layer in range(depth)]
+    found = score(jobs, note)
+    return np.stack([[one.values for one in at_layer] for at_layer in found], -1)
 
 
 def auc(same: np.ndarray, other: np.ndarray) -> float:

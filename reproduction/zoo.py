@@ -59,7 +59,8 @@ class Zoo:
         weights = load_file(self.path(name))
         net = ResNet(name.split("/")[1], len(weights["head.bias"]), self.scale.width)
         net.load_state_dict(weights)
-        return net.to(self.device, memory_format=torch.channels_last).eval()
+        last = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
+        return net.to(self.device, memory_format=last).eval()
 
     def accuracies(self) -> dict[str, dict[str, float]]:
         """Of every network made so far: on training and test images, and how long it took."""

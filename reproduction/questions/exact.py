@@ -7,12 +7,13 @@ all pairs of layers; two seeds of the order and the sketch give the error of eac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from nets import ResNet
-from scoring import Job, Scores, score
+from scoring import Job, Plan, Scores, score
 from torch import Tensor
 
 import resemblance as rs
@@ -27,7 +28,7 @@ def run(lab: Lab) -> dict[str, Any]:
     names = ["cifar10/resnet18/0", "cifar10/resnet18/1", "cifar100/resnet18/0"]
     pairs = [(names[0], names[1]), (names[0], names[2])]
     whole = inputs_of(lab, scale.exact)
-    estimates = _estimates(lab, names, pairs, whole, "whole", layers="all")
+    estimates = _estimates(lab, names, pairs, whole, "whole", layers=[None])
     kept = {name: whole_kernels(lab.zoo(name), whole) for name in names}
     truth = {
         (pair, kernel): cka(_named(kept[pair[0]], kernel), _named(kept[pair[1]], kernel))
@@ -36,23 +37,20 @@ def run(lab: Lab) -> dict[str, Any]:
     result = {"samples": len(whole), "seeds": SEEDS, "CKA": _errors(estimates, truth)}
     del kept
     part = inputs_of(lab, scale.exact_nbs)
-    roots = _estimates(lab, names, pairs, part, "part", layers="same", index="nbs")
     small = {name: whole_kernels(lab.zoo(name), part) for name in names}
-    at = [0, len(small[names[0]]["features"]) // 2, -1]
+    depth = len(small[names[0]]["features"])
+    at = [0, depth // 2, depth - 1]
+    roots = _estimates(lab, names, pairs, part, "part", layers=at, index="nbs")
     truth = {
         (pair, kernel): np.array(
             [
-                nbs(_named(small[pair[0]], kernel)[i], _named(small[pair[1]], kernel)[i])
+                [nbs(_named(small[pair[0]], kernel)[i], _named(small[pair[1]], kernel)[i])]
                 for i in at
             ]
         )
         for pair in pairs for kernel in KERNELS
     }  # fmt: skip
-    picked = {
-        key: [Scores(s.values[at], s.stderr[at], None) for s in several]
-        for key, several in roots.items()
-    }
-    result |= {"NBS samples": len(part), "NBS": _errors(picked, truth)}
+    result |= {"NBS samples": len(part), "NBS": _errors(roots, truth)}
     return result
 
 
@@ -65,7 +63,7 @@ Key = tuple[str, tuple[str, str], str]  # estimator, pair, kernel
 
 def _estimates(
     lab: Lab, names: list[str], pairs: list[tuple[str, str]], x: Tensor, called: str, *,
-    layers: str, index: str = "cka",
+    layers: Sequence[int | None], index: str = "cka",
 ) -> dict[Key, list[Scores]]:  # fmt: skip
     """Of each estimator, pair and kernel, once a seed."""
     scale, plans = lab.scale, {}
@@ -101,15 +99,21 @@ def _estimates(
     for named, (estimator, m, count) in estimators.items():
         for pair in pairs:
             for kernel in KERNELS:
+                # the truth of features is centred, as by default; Algorithm 1 does not centre
+                plan = Plan(kernel, index, kernel == "features" and estimator != "paper", estimator)
                 for seed in range(SEEDS):
-                    files = [file(name, seed, m, count) for name in pair]
-                    # the truth of features is centred, as by default; Algorithm 1 does not centre
-                    keys.append((named, pair, kernel))
-                    centre = kernel == "features" and estimator != "paper"
-                    jobs.append(Job(*files, kernel, index, centre, estimator, layers=layers))
+                    rows, columns = ((file(name, seed, m, count),) for name in pair)
+                    for layer in layers:
+                        keys.append((named, pair, kernel, seed))
+                        jobs.append(Job(rows, columns, layer, (plan,)))
+    by_seed: dict[tuple[str, tuple[str, str], str, int], list[Scores]] = {}
+    for key, (found,) in zip(keys, score(jobs, f"estimators of {index}"), strict=True):
+        by_seed.setdefault(key, []).append(found)
     out: dict[Key, list[Scores]] = {}
-    for key, found in zip(keys, score(jobs, f"estimators of {index}"), strict=True):
-        out.setdefault(key, []).append(found)
+    for (named, pair, kernel, _), parts in by_seed.items():
+        values, errors = ([getattr(p, n) for p in parts] for n in ("values", "stderr"))
+        whole = Scores(np.concatenate(values), np.concatenate(errors))
+        out.setdefault((named, pair, kernel), []).append(whole)
     return out
 
 
@@ -119,7 +123,8 @@ def _errors(
     rows = []
     for (named, pair, kernel), several in estimates.items():
         true = truth[pair, kernel]
-        apart = np.stack([s.values for s in several]) - true
+        apart = np.stack([s.values for s in several]) - true[None]
+        assert apart.shape[1:] == true.shape
         row = {
             "estimator": named, "pair": list(pair), "kernel": kernel,
             "mean absolute": float(np.abs(apart).mean()), "bias": float(apart.mean()),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.stats import spearmanr
-from scoring import auc, same_layers
+from scoring import Plan, auc, same_layers
 from torch import Tensor
 from training import predictions
 
@@ -38,19 +38,21 @@ def run(lab: Lab) -> dict[str, Any]:
     everyone = [n for n in everyone if n not in dead]
     families = {o: [n for n in family if n not in dead] for o, family in families.items()}
     layers = lab.recordings(everyone[0], PROBES["natural"]).layer_names
-    plans = [(kernel, "cka", centre) for kernel, centre in KERNELS.values()]
+    plans = [Plan(kernel, "cka", centre, "blocks") for kernel, centre in KERNELS.values()]
     place = {name: i for i, name in enumerate(everyone)}
     found: dict[str, np.ndarray] = {}
     for probe, data in PROBES.items():
         files = [lab.recordings.path(n, data) for n in everyone]
-        found[probe] = same_layers(files, plans, len(layers), f"fidelity, {probe} probe")
+        origins = [files[place[origin]] for origin in families]
+        note = f"fidelity, {probe} probe"
+        found[probe] = same_layers(origins, files, plans, len(layers), note)
     changed = {origin: _changes(lab, origin, family) for origin, family in families.items()}
     rows = [
         {
             "origin": origin, "network": other, "kind": _kind(origin, other), **change,
             "scores": {
                 probe: {
-                    k: _list(found[probe][i, place[origin], place[other]])
+                    k: _list(found[probe][i, list(families).index(origin), place[other]])
                     for i, k in enumerate(KERNELS)
                 }
                 for probe in PROBES

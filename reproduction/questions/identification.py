@@ -1,6 +1,7 @@
 """(a) Layer identification: is a layer's most similar layer in a twin the same layer?
 
-Kornblith et al. 2019, Table 2, for every kernel and index.
+Kornblith et al. 2019, Table 2, for every kernel and index: the share of right answers over layers
+and ordered pairs of twins, looking from either of them.
 """
 
 from __future__ import annotations
@@ -8,69 +9,74 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scoring import Job, Scores, score
+from scale import DATA
+from scoring import Job, Plan, score
 
 from questions.lab import Lab
-from questions.pairs import SAME
+
+MANY = {
+    "features, centred": Plan("features", "cka", True, "blocks"),
+    "features, not centred": Plan("features", "cka", False, "blocks"),
+    "features, debiased": Plan("features", "cka-debiased", None, "blocks"),
+    "features, RSA": Plan("features", "rsa", None, "blocks"),
+    "gradients": Plan("gradients", "cka", None, "blocks"),
+    "gradients, debiased": Plan("gradients", "cka-debiased", None, "blocks"),
+    "product": Plan("product", "cka", None, "blocks"),
+    "product, debiased": Plan("product", "cka-debiased", None, "blocks"),
+    "sum": Plan("sum", "cka", None, "blocks"),
+    "sum, centred": Plan("sum", "cka", True, "blocks"),
+    "elementwise": Plan("elementwise", "cka", None, "blocks"),
+    "features, Algorithm 1": Plan("features", "cka", None, "paper"),
+    "gradients, Algorithm 1": Plan("gradients", "cka", None, "paper"),
+    "product, Algorithm 1": Plan("product", "cka", None, "paper"),
+}
+FEW = {"transport": Plan("transport", "cka", None, "blocks")}
+SMALL = {  # roots of every pair of layers: fewer buckets
+    "features, NBS, centred": Plan("features", "nbs", True, "buckets"),
+    "gradients, NBS": Plan("gradients", "nbs", None, "buckets"),
+    "product, NBS": Plan("product", "nbs", None, "buckets"),
+    "features, NBS, Algorithm 1": Plan("features", "nbs", None, "paper"),
+}
 
 
 def run(lab: Lab) -> dict[str, Any]:
-    """Share of right answers over layers and ordered pairs of twins, with the spread over pairs."""
-    plans = {
-        "features, centred": ("features", "cka", True, "blocks", "many"),
-        "features, not centred": ("features", "cka", False, "blocks", "many"),
-        "features, debiased": ("features", "cka-debiased", None, "blocks", "few"),
-        "features, RSA": ("features", "rsa", None, "blocks", "few"),
-        "gradients": ("gradients", "cka", None, "blocks", "many"),
-        "gradients, debiased": ("gradients", "cka-debiased", None, "blocks", "few"),
-        "product": ("product", "cka", None, "blocks", "many"),
-        "product, debiased": ("product", "cka-debiased", None, "blocks", "few"),
-        "sum": ("sum", "cka", None, "blocks", "many"),
-        "sum, centred": ("sum", "cka", True, "blocks", "few"),
-        "elementwise": ("elementwise", "cka", None, "blocks", "few"),
-        "transport": ("transport", "cka", None, "blocks", "few"),
-        "features, Algorithm 1": ("features", "cka", None, "paper", "many"),
-        "gradients, Algorithm 1": ("gradients", "cka", None, "paper", "many"),
-        "product, Algorithm 1": ("product", "cka", None, "paper", "many"),
-        "features, NBS, centred": ("features", "nbs", True, "buckets", "small"),
-        "gradients, NBS": ("gradients", "nbs", None, "buckets", "small"),
-        "product, NBS": ("product", "nbs", None, "buckets", "small"),
-        "features, NBS, Algorithm 1": ("features", "nbs", None, "paper", "small"),
-        "product, NBS, Algorithm 1": ("product", "nbs", None, "paper", "small"),
-    }
-    lab.recordings.make((n, "probe", "default") for n in lab.zoo.originals())
-    few = [n for n in lab.zoo.originals() if int(n.split("/")[2]) < lab.scale.few]
-    lab.recordings.make((n, "probe", "few buckets") for n in few)
-    twins = {
-        seeds: [pair for which in SAME for pair in lab.pairs(seeds)[which]]
-        for seeds in (lab.scale.seeds, lab.scale.few)
-    }
-    keys, jobs = [], []
-    for name, (kernel, index, centre, estimator, kind) in plans.items():
-        seeds = lab.scale.seeds if kind == "many" else lab.scale.few
-        variant = "few buckets" if kind == "small" else "default"
-        for pair in twins[seeds]:
-            files = [lab.recordings.path(n, "probe", variant) for n in pair]
-            keys.append((name, pair))
-            jobs.append(Job(*files, kernel, index, centre, estimator, layers="all"))
-    right: dict[str, dict[str, list[np.ndarray]]] = {name: {} for name in plans}
-    for (name, pair), found in zip(keys, score(jobs, "layer identification"), strict=True):
-        home = pair[0].split("/")[0]
-        right[name].setdefault(home, []).append(_right(found))
-    return {
-        name: {
-            "accuracy": float(np.mean([np.mean(v) for v in homes.values()])),
-            "by data": {home: float(np.mean(v)) for home, v in homes.items()},
-            "sd over pairs": float(np.std([r.mean() for v in homes.values() for r in v])),
-            "by layer": np.mean([r for v in homes.values() for r in v], 0).round(4).tolist(),
-            "pairs": sum(len(v) for v in homes.values()),
-            "buckets": lab.scale.few_buckets if plans[name][4] == "small" else lab.scale.buckets,
-        }
-        for name, homes in right.items()
-    }
+    scale, out = lab.scale, {}
+    groups = (("default", scale.seeds, scale.buckets, MANY), ("default", scale.few, scale.buckets,
+              FEW), ("few buckets", scale.few, scale.few_buckets, SMALL))  # fmt: skip
+    for variant, seeds, buckets, plans in groups:
+        jobs = [
+            Job(files, files, None, (plan,))
+            for plan in plans.values()
+            for home in DATA
+            for files in [lab.files(home, "probe", variant, seeds)]
+        ]
+        found = iter(score(jobs, f"layer identification, {seeds} networks a data set"))
+        for name in plans:
+            homes = {home: found_in_twins(next(found)[0].values, seeds) for home in DATA}
+            every = np.concatenate(list(homes.values()))
+            out[name] = {
+                "accuracy": float(every.mean()),
+                "by data": {home: float(v.mean()) for home, v in homes.items()},
+                "sd over pairs": float(every.mean(1).std()),
+                "by layer": every.mean(0).round(4).tolist(),
+                "ordered pairs": len(every),
+                "buckets": buckets,
+            }
+    return out
 
 
-def _right(found: Scores) -> np.ndarray:
-    """Of each layer, how often it is found: looking from either network."""
-    own = np.arange(len(found.values))
-    return ((found.values.argmax(1) == own) + (found.values.argmax(0) == own)) / 2.0
+def found_in_twins(scores: np.ndarray, networks: int) -> np.ndarray:  # (ordered pairs, layers)
+    """Whether each layer of a network is most like itself in another.
+
+    `scores` has a row and a column for each layer of each network, network by network.
+    """
+    depth = len(scores) // networks
+    maps = scores.reshape(networks, depth, networks, depth)
+    return np.stack(
+        [
+            maps[a, :, b].argmax(1) == np.arange(depth)
+            for a in range(networks)
+            for b in range(networks)
+            if a != b
+        ]
+    ).astype(float)

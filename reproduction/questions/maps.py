@@ -9,53 +9,52 @@ from __future__ import annotations
 from itertools import combinations_with_replacement
 from typing import Any
 
-from scale import DATA
-from scoring import Job, score
+from scale import ARCHITECTURES, DATA
+from scoring import Job, Plan, score
 
 from questions.lab import KERNELS, Lab
 
+SETTINGS = {"probe, blocks": "blocks", "own data, Algorithm 1": "paper"}
+
 
 def run(lab: Lab) -> dict[str, Any]:
-    pairs = _pairs()
-    names = {name for three in pairs.values() for pair in three.values() for name in pair}
-    for name in sorted(names):
-        own = f"train:{name.split('/')[0]}"
-        lab.recordings.make([(name, "probe", "default"), (name, own, "sketch")])
-    keys = [
-        (kind, which, kernel, setting)
-        for kind in pairs for which in pairs[kind] for kernel in KERNELS
-        for setting in ("probe, blocks", "own data, Algorithm 1")
-    ]  # fmt: skip
-    found = score([_job(lab, pairs[k][w], kernel, s) for k, w, kernel, s in keys], "maps")
+    keys = [(kind, which, setting) for kind, which in _pairs() for setting in SETTINGS]
+    jobs = [_job(lab, _pairs()[kind, which], setting) for kind, which, setting in keys]
     maps = [
         {
             "networks": kind, "data": which, "kernel": kernel, "setting": setting,
-            "pair": pairs[kind][which], "scores": scores.values.round(4).tolist(),
+            "pair": _pairs()[kind, which], "scores": scores.values.round(4).tolist(),
         }
-        for (kind, which, kernel, setting), scores in zip(keys, found, strict=True)
+        for (kind, which, setting), found in zip(keys, score(jobs, "maps"), strict=True)
+        for kernel, scores in zip(KERNELS, found, strict=True)
     ]  # fmt: skip
     layers = {
-        kind: lab.recordings(f"cifar10/{kind}/0", "probe").layer_names
-        for kind in ("resnet18", "resnet50")
+        kind: lab.recordings(f"cifar10/{kind}/0", "probe").layer_names for kind in ARCHITECTURES
     }
     return {"layers": layers, "maps": maps}
 
 
-def _pairs() -> dict[str, dict[str, tuple[str, str]]]:
+def _pairs() -> dict[tuple[str, str], tuple[str, str]]:
     homes = list(combinations_with_replacement(DATA, 2))
-    all_homes = [(a, b) for a in DATA for b in DATA]
-    return {
-        "resnet18-resnet18": {f"{a}-{b}": (f"{a}/resnet18/0", f"{b}/resnet18/1") for a, b in homes},
-        "resnet50-resnet50": {f"{a}-{b}": (f"{a}/resnet50/0", f"{b}/resnet50/0") for a, b in homes},
-        "resnet18-resnet50": {
-            f"{a}-{b}": (f"{a}/resnet18/0", f"{b}/resnet50/0") for a, b in all_homes
-        },
-    }
+    out = {}
+    for a, b in homes:
+        out["resnet18-resnet18", f"{a}-{b}"] = (f"{a}/resnet18/0", f"{b}/resnet18/1")
+        out["resnet50-resnet50", f"{a}-{b}"] = (f"{a}/resnet50/0", f"{b}/resnet50/0")
+    for a in DATA:
+        for b in DATA:
+            out["resnet18-resnet50", f"{a}-{b}"] = (f"{a}/resnet18/0", f"{b}/resnet50/0")
+    return out
 
 
-def _job(lab: Lab, pair: tuple[str, str], kernel: str, setting: str) -> Job:
-    if setting.startswith("probe"):
-        files = [lab.recordings.path(name, "probe") for name in pair]
-        return Job(*files, kernel, estimator="blocks", layers="all")
-    files = [lab.recordings.path(n, f"train:{n.split('/')[0]}", "sketch") for n in pair]
-    return Job(*files, kernel, estimator="paper", layers="all")
+def _job(lab: Lab, pair: tuple[str, str], setting: str) -> Job:
+    shared = setting.startswith("probe")
+    data = [("probe", "default") if shared else (_own(name), "sketch") for name in pair]
+    wanted = [(name, *where) for name, where in zip(pair, data, strict=True)]
+    lab.recordings.make(wanted)
+    rows, columns = ((lab.recordings.path(*w),) for w in wanted)
+    plans = tuple(Plan(kernel, estimator=SETTINGS[setting]) for kernel in KERNELS)
+    return Job(rows, columns, None, plans)
+
+
+def _own(network: str) -> str:
+    return f"train:{network.split('/')[0]}"

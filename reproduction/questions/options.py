@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scoring import Job, same_layers, score
+from scoring import Plan
 
-from questions.lab import KERNELS, Lab
+from questions.lab import KERNELS, Lab, Pairs
 from questions.pairs import judged
 
 OWN = (
@@ -20,54 +20,26 @@ PROBE = ("default", "beta 0", "beta 0.25", "beta 0.75")
 def run(lab: Lab) -> dict[str, Any]:
     """Scores of same layers under each option; Algorithm 1 on own data, blocks on the probe."""
     seeds = min(lab.scale.seeds, max(2, lab.scale.origins))
-    pairs = lab.pairs(seeds)
-    names = [n for n in lab.zoo.originals() if int(n.split("/")[2]) < seeds]
-    lab.recordings.make((n, _own(n), variant) for n in names for variant in OWN)
-    lab.recordings.make((n, "probe", variant) for n in names for variant in PROBE)
-    own, probe = "own data, Algorithm 1", "probe, blocks"
-    keys = [(own, variant, kernel) for variant in OWN for kernel in KERNELS]
-    jobs = [
-        _job(lab, p, q, variant, kernel)
-        for _, variant, kernel in keys for which in pairs for p, q in pairs[which]
-    ]  # fmt: skip
-    found = iter(score(jobs, "options on own data"))
-    values = {
-        key: {which: np.stack([next(found).values for _ in pairs[which]]) for which in pairs}
-        for key in keys
-    }
-    place = {name: i for i, name in enumerate(names)}
-    depth = len(lab.recordings(names[0], "probe").layer_names)
-    for variant in PROBE:
-        files = [lab.recordings.path(n, "probe", variant) for n in names]
-        plans = [(kernel, "cka", None) for kernel in KERNELS]
-        tables = same_layers(files, plans, depth, f"options on the probe, {variant}")
-        for kernel, table in zip(KERNELS, tables, strict=True):
-            values[probe, variant, kernel] = {
-                which: np.stack([table[place[p], place[q]] for p, q in pairs[which]])
-                for which in pairs
-            }
-    return {
-        "networks": seeds,
-        "options": [
-            {"setting": s, "option": v, "kernel": k, **judged(values[s, v, k]),
-             "difference": _difference(values[s, v, k], values[s, first, k])}
-            for s, v, k in values
-            for first in [OWN[0] if s.startswith("own") else PROBE[0]]
-        ],
-    }  # fmt: skip
+    rows = []
+    for setting, where, estimator, variants in (
+        ("own data, Algorithm 1", "own", "paper", OWN),
+        ("probe, blocks", "probe", "blocks", PROBE),
+    ):
+        plans = {kernel: Plan(kernel, estimator=estimator) for kernel in KERNELS}
+        default: dict[str, Pairs] = {}
+        for variant in variants:
+            found = lab.pairs(where, variant, seeds, plans, f"options: {setting}, {variant}")
+            default = default or found
+            rows += [
+                {"setting": setting, "option": variant, "kernel": kernel, **judged(found[kernel]),
+                 "difference": _difference(found[kernel], default[kernel])}
+                for kernel in KERNELS
+            ]  # fmt: skip
+    return {"networks": seeds, "options": rows}
 
 
-def _own(network: str) -> str:
-    return f"train:{network.split('/')[0]}"
-
-
-def _job(lab: Lab, p: str, q: str, variant: str, kernel: str) -> Job:
-    files = [lab.recordings.path(n, _own(n), variant) for n in (p, q)]
-    return Job(*files, kernel, estimator="paper")
-
-
-def _difference(values: dict[str, np.ndarray], first: dict[str, np.ndarray]) -> dict[str, float]:
+def _difference(values: Pairs, default: Pairs) -> dict[str, float]:
     """From the default, over all pairs and layers."""
-    apart = np.concatenate([(values[which] - first[which]).ravel() for which in values])
+    apart = np.concatenate([(values[which] - default[which]).ravel() for which in values])
     return {"mean": float(apart.mean()), "mean absolute": float(np.abs(apart).mean()),
             "largest": float(np.abs(apart).max())}  # fmt: skip

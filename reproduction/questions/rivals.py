@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,13 @@ def run(lab: Lab) -> dict[str, Any]:
         chunk = 64 if images.is_cuda else None
         tasks[name] = rs.task2vec(lab.zoo(name), images, draws=DRAWS, name=name, chunk=chunk)
         print(f"Task2Vec of {name}", flush=True)
-    pairs, few_pairs = lab.pairs(lab.scale.seeds), lab.pairs(lab.scale.few)
     distance = {
         which: np.array([list(rao[p].distances(rao[q]).values()) for p, q in them])
-        for which, them in pairs.items()
+        for which, them in _pairs(names).items()
     }
     cosine = {
         which: np.array([[tasks[p].cosine(tasks[q])] for p, q in them])
-        for which, them in few_pairs.items()
+        for which, them in _pairs(few).items()
     }
     return {
         "layers": list(rao[names[0]].norms),
@@ -51,6 +51,14 @@ def run(lab: Lab) -> dict[str, Any]:
         },
         "networks": {"Fisher-Rao": lab.scale.seeds, "Task2Vec": lab.scale.few},
     }
+
+
+def _pairs(names: list[str]) -> dict[str, list[tuple[str, str]]]:
+    """Pairs of different networks for each of the six pairs of data sets."""
+    out: dict[str, list[tuple[str, str]]] = {}
+    for p, q in combinations(names, 2):
+        out.setdefault(f"{_home(p)}-{_home(q)}", []).append((p, q))
+    return out
 
 
 def _home(name: str) -> str:

@@ -1,0 +1,183 @@
+"""The reproduction's chain runs from data to figures, and its parts do what they say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import resemblance as rs
+
+HERE = Path(__file__).parent.parent / "reproduction"
+sys.path.insert(0, str(HERE))
+
+import datasets as images  # noqa: E402
+from nets import ResNet  # noqa: E402
+from questions import exact, fidelity, identification, pairs  # noqa: E402
+from scale import QUICK  # noqa: E402
+from scoring import Job, Plan, _score, auc  # noqa: E402
+from training import predictions, pruned, rounded, train  # noqa: E402
+
+RESULTS = (
+    "networks", "pairs", "identification", "rivals", "maps", "norms", "ridge", "options", "exact",
+    "fidelity", "summaries",
+)  # fmt: skip
+
+
+def net(seed: int = 0, architecture: str = "resnet18") -> ResNet:
+    torch.manual_seed(seed)
+    return ResNet(architecture, 10, width=4).eval()
+
+
+def pixels(count: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (count, 8, 8, 3), dtype=torch.uint8, generator=generator)
+
+
+def run(folder: Path, *steps: str) -> str:
+    """What the quick chain prints; results lie in folder/out."""
+    command = [sys.executable, HERE / "run.py", "--quick", "--device", "cpu", *steps]
+    command += ["--work-dir", folder / "work", "--out-dir", folder / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def test_the_quick_chain_runs_from_data_to_figures(tmp_path):
+    """In one test, as it takes minutes: pytest's workers would each run it."""
+    run(tmp_path)
+    out = tmp_path / "out"
+    results = {name: json.loads((out / f"{name}.json").read_text()) for name in RESULTS}
+    assert all(content["environment"]["quick"] for content in results.values())
+
+    accuracies = results["networks"]["accuracies"]
+    assert accuracies["cifar10/resnet18/0"]["test"] > 0.4
+    assert accuracies["cifar10/resnet18/0/int8"]["test"] > 0.4
+    assert accuracies["cifar10/resnet18/0/pruned-80"]["test"] < 0.4
+    assert len(accuracies) == 6 + 3 + len(QUICK.checkpoints) + 11
+
+    for name, setting in results["pairs"]["settings"].items():
+        low = -1 if "debiased" in name or "RSA" in name else 0
+        values = np.array([scores["mean"] for scores in setting["scores"].values()], float)
+        assert np.isfinite(values).all(), name
+        assert ((values >= low) & (values <= 1)).all(), name
+    shared = results["pairs"]["settings"]["probe, blocks, CKA, features"]
+    assert np.mean(shared["auc"]) > 0.8  # twins stand out
+
+    batches = [o for o in results["options"]["options"] if o["option"].startswith("batches")]
+    assert max(o["difference"]["largest"] for o in batches) < 1e-3
+    whole = [row for row in results["exact"]["CKA"] if row["estimator"] == "blocks, 64 of 128"]
+    assert max(row["mean absolute"] for row in whole) < 0.1
+
+    wanted = {"similarity", "rivals", "norms", "ratios", "ridge", "options", "accuracy", "fidelity",
+              "lineage", "layer-identification", "task-identification"}  # fmt: skip
+    assert wanted <= {path.stem for path in out.glob("*.png")}
+    a, b = (rs.load(out / f"cifar10_resnet18_{seed}.rsm") for seed in (0, 1))
+    assert rs.compare(a, b, kernel="features").by_layer()[0][0] > 0.5
+
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.rsm")}
+    assert "pairs.json is there already" in run(tmp_path, "pairs", "deep")
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.rsm")}
+
+
+# -- the parts ------------------------------------------------------------------------------------
+
+
+def test_a_row_of_networks_is_compared_like_each_pair(tmp_path):
+    x = images.inputs(pixels(64))
+    files = []
+    for seed in range(3):
+        rep = rs.record(net(seed), x, layers=net().taps, block=16, buckets=32, data_id="x")
+        files.append(rep.save(tmp_path / f"{seed}.rsm"))
+    plans = (Plan("product", estimator="blocks"), Plan("features", "nbs", None, "paper"))
+    found = _score(Job(tuple(files), tuple(files), 3, plans))
+    a, b = rs.load(files[0]), rs.load(files[2])
+    for plan, scores in zip(plans, found, strict=True):
+        how = {"kernel": plan.kernel, "index": plan.index, "estimator": plan.estimator}
+        one = rs.compare(a, b, **how)
+        assert scores.values[0, 2] == pytest.approx(one.scores[3, 3], abs=1e-9)
+        assert scores.stderr[0, 2] == pytest.approx(one.stderr[3, 3], abs=1e-9)
+
+
+def test_a_layer_is_found_when_it_is_most_like_itself():
+    one = np.array([[1.0, 0.5, 0.4], [0.5, 1.0, 0.6], [0.4, 0.6, 1.0]])
+    assert identification.found_in_twins(np.tile(one, (2, 2)), 2).tolist() == [[1.0] * 3] * 2
+    wrong = one.copy()
+    wrong[0, 1] = 1.5  # layer 0 of the first looks like layer 1 of the second
+    scores = np.block([[one, wrong], [wrong.T, one]])
+    assert identification.found_in_twins(scores, 2).tolist() == [[0, 1, 1], [1, 0, 1]]
+
+
+def test_wishes_and_auc():
+    level = dict(zip(("cifar10-cifar10", "cifar100-cifar100", "svhn-svhn", "cifar10-cifar100",
+                      "cifar10-svhn", "cifar100-svhn"), (0.9, 0.8, 0.7, 0.6, 0.4, 0.5),
+                     strict=True))  # fmt: skip
+    result = pairs.judged({k: np.full((4, 1), v) for k, v in level.items()})
+    assert result["same above other"] == [True]
+    assert result["near above far"] == [True]
+    assert result["CIFAR-10/SVHN above CIFAR-100/SVHN"] == [False]
+    assert result["auc"] == [1.0]
+    assert auc(np.array([1.0, 2.0]), np.array([1.0, 0.0])) == pytest.approx(0.875)
+
+
+def test_whole_kernels_are_those_that_blocks_hold():
+    x = images.inputs(pixels(32))
+    whole = exact.whole_kernels(net(), x)
+    rep = rs.record(net(), x, layers=net().taps, block=32, data_id="x")
+    sizes = rep.block_sizes
+    for i, layer in enumerate(rep):
+        for kind in ("features", "gradients"):
+            trace = float(whole[kind][i].trace())
+            assert layer.moments[f"trace_{kind}"] == pytest.approx(trace, rel=1e-4)
+    assert sum(sizes) == 32
+    twin = exact.whole_kernels(net(1), x)
+    k, m = whole["features"][4].double(), twin["features"][4].double()
+    centred = exact.cka([exact._centred(k)], [exact._centred(m)])[0, 0]
+    assert centred == pytest.approx(rs.cka(k, m), abs=1e-4)
+    assert exact.nbs(k, m) == pytest.approx(rs.nbs(k, m), abs=1e-6)
+
+
+@pytest.mark.parametrize(("architecture", "taps"), [("resnet18", 10), ("resnet50", 18)])
+def test_networks_have_their_layers(architecture, taps):
+    model = net(architecture=architecture)
+    assert len(model.taps) == taps
+    convolutions = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d)]
+    shortcuts = 3 if architecture == "resnet18" else 4
+    assert len(convolutions) + 1 - shortcuts == int(architecture[-2:])
+
+
+def test_pruning_and_rounding_change_a_copy_alone():
+    model = net()
+    before = [w.clone() for w in model.state_dict().values()]
+    half = pruned(model, 0.5)
+    weight = half.blocks[0].body[0].weight
+    assert float((weight == 0).double().mean()) == pytest.approx(0.5, abs=0.01)
+    few = rounded(model, 3).blocks[0].body[0].weight[0]
+    assert len(few.unique()) <= 7
+    fine = rounded(model, 8).blocks[0].body[0].weight
+    original = model.blocks[0].body[0].weight
+    assert bool((fine - original).abs().max() <= original.abs().max() / 127)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.state_dict().values(), strict=True))
+
+
+def test_a_teacher_takes_the_place_of_the_labels():
+    x, zeros = pixels(128), torch.zeros(128, dtype=torch.long)
+    teacher = net(0)
+    with torch.no_grad():
+        teacher.head.bias[3] = 8.0
+    how = {"epochs": 4, "batch": 32, "rate": 0.05, "seed": 0}
+    taught = train(net(1), "resnet18", x, zeros, teacher=teacher, **how)
+    alone = train(net(1), "resnet18", x, zeros, **how)
+    assert set(predictions(taught, x).argmax(1).tolist()) == {3}
+    assert set(predictions(alone, x).argmax(1).tolist()) == {0}
+
+
+def test_distance_of_outputs_is_zero_for_equal_and_one_for_disjoint():
+    p = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    q = torch.tensor([[0.0, 1.0], [0.5, 0.5]])
+    assert fidelity._jensen_shannon(p, q).tolist() == pytest.approx([1.0, 0.0])
