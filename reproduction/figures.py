@@ -225,7 +225,10 @@ def _norm_grid(r: Result, columns: dict[str, str], title: str) -> plt.Figure:
         row[0].set_ylabel(columns[column])
     for axes in grid[-1]:
         axes.set_xlabel("layer")
-    grid[0, 0].legend(fontsize=8, frameon=False)
+    handles = [line for axes in grid[0] for line in axes.get_legend_handles_labels()[0]]
+    labels = [label for axes in grid[0] for label in axes.get_legend_handles_labels()[1]]
+    once = dict(zip(labels, handles, strict=True))
+    figure.legend(once.values(), once, loc="outside lower center", ncols=6, frameon=False)
     figure.suptitle(title)
     return figure
 
@@ -314,7 +317,8 @@ def options(r: Result) -> Pictures:
         axes.grid(alpha=0.3)
     for axes in grid[:, 0]:
         axes.set_ylabel("CKA")
-    figure.supxlabel("layer")
+    for axes in grid[-1]:
+        axes.set_xlabel("layer")
     handles = grid[0, 0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=6, frameon=False)
     figure.suptitle("Options of Algorithm 1: product kernel, own data")

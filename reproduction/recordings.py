@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Images, inputs, noise, probe
+from images import Images, inputs, noise, probe
 from scale import Scale
 from torch import Tensor
 from zoo import Zoo

@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
-from datasets import load  # noqa: E402
+from images import load  # noqa: E402
 from questions import (  # noqa: E402
     exact,
     fidelity,

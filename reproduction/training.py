@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from datasets import inputs
+from images import inputs
 from nets import ResNet
 from torch import Tensor, nn
 

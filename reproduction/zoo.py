@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Images
+from images import Images
 from nets import ResNet
 from safetensors.torch import load_file, save_file
 from scale import ARCHITECTURES, DATA, Scale

@@ -132,12 +132,17 @@ def test_spectra_need_no_pairing_and_no_warning():
 
 
 def test_nbs_prefers_buckets_when_there_are_more_of_them(pair):
-    assert rs.compare(*pair, index="nbs").estimator == "buckets"  # 64 buckets, blocks of 10
+    nbs = {"kernel": "gradients", "index": "nbs"}
+    assert rs.compare(*pair, **nbs).estimator == "buckets"  # 64 buckets, blocks of 10
     without = [with_settings(rep, buckets=0) for rep in pair]
-    assert rs.compare(*without, index="nbs").estimator == "blocks"
+    assert rs.compare(*without, **nbs).estimator == "blocks"
     apart = pair[0], with_settings(pair[1], buckets=32)
-    assert rs.compare(*apart, index="nbs").estimator == "blocks"
-    assert any("NBS" in note for note in rs.compare(*pair, index="nbs").notes)
+    assert rs.compare(*apart, **nbs).estimator == "blocks"
+    assert any("NBS" in note for note in rs.compare(*pair, **nbs).notes)
+
+
+def test_nbs_of_the_product_is_taken_from_blocks_which_alone_hold_it(pair):
+    assert rs.compare(*pair, kernel="product", index="nbs").estimator == "blocks"
 
 
 def test_notes_say_what_to_know(pair):

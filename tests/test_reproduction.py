@@ -16,7 +16,7 @@ import resemblance as rs
 HERE = Path(__file__).parent.parent / "reproduction"
 sys.path.insert(0, str(HERE))
 
-import datasets as images  # noqa: E402
+import images  # noqa: E402
 from nets import ResNet  # noqa: E402
 from questions import exact, fidelity, identification, pairs  # noqa: E402
 from scale import QUICK  # noqa: E402
@@ -66,8 +66,10 @@ def test_the_quick_chain_runs_from_data_to_figures(tmp_path):
         values = np.array([scores["mean"] for scores in setting["scores"].values()], float)
         assert np.isfinite(values).all(), name
         assert ((values >= low) & (values <= 1)).all(), name
-    shared = results["pairs"]["settings"]["probe, blocks, CKA, features"]
-    assert np.mean(shared["auc"]) > 0.8  # twins stand out
+    kept = {row["kind"]: row for row in results["fidelity"]["networks"]}
+    for kernel in ("features, centred", "gradients"):
+        close, far = (kept[kind]["scores"]["natural"][kernel] for kind in ("int8", "pruned-80"))
+        assert np.mean(close) > 0.9 > np.mean(far)
 
     batches = [o for o in results["options"]["options"] if o["option"].startswith("batches")]
     assert max(o["difference"]["largest"] for o in batches) < 1e-3

@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement
 from pathlib import Path
 
 import numpy as np
-from datasets import Images
+from images import Images
 from recordings import Recordings
 from scale import DATA, Scale
 from scoring import Job, Plan, score

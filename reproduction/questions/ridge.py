@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from datasets import inputs
+from images import inputs
 from nets import ResNet
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn

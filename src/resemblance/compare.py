@@ -56,7 +56,7 @@ def compare(
         estimator: `blocks` (exact kernels of shared samples: unbiased, with a chance level),
             `buckets` (sketches: any two data sets), `paper` (Algorithm 1 as published). `auto`
             takes blocks when both networks saw the same samples, else buckets; for `nbs` it
-            takes buckets, whose bias is smaller.
+            takes buckets, whose bias is smaller, but for the product, which they do not sketch.
 
     Bias and cost: see `from_blocks.scores` and `from_buckets.scores`.
 
@@ -71,7 +71,7 @@ def compare(
     if estimator not in ESTIMATORS:
         raise DataError(f"estimator must be one of {', '.join(ESTIMATORS)}; found {estimator!r}")
     check_recorded(a, b, kernel)
-    estimator = _choose(a, b, index, estimator)
+    estimator = _choose(a, b, kernel, index, estimator)
     if centre is None:
         centre = kernel == "features" and estimator != "paper"
     paired = same_samples(a, b)
@@ -104,13 +104,14 @@ def compare(
     )
 
 
-def _choose(a: Representation, b: Representation, index: str, estimator: str) -> str:
+def _choose(a: Representation, b: Representation, kernel: str, index: str, estimator: str) -> str:
     """The estimator to use, or an error that says why the one asked for cannot be."""
     no_block = no_blocks(a, b, paired=index != "spectral")
     no_bucket = no_buckets(a, b)
     if estimator == "auto":
         # NBS grows with fewer samples than directions, and there are more buckets than block rows
-        sketched = index == "nbs" and not no_bucket and a.settings.buckets > a.settings.block
+        more = not no_bucket and a.settings.buckets > a.settings.block
+        sketched = index == "nbs" and kernel != "product" and more
         estimator = "buckets" if no_block or sketched else "blocks"
     if index in ("rsa", "cka-debiased") and estimator != "blocks":
         raise MismatchError(
