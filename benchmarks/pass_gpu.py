@@ -71,9 +71,9 @@ def networks() -> dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any],
 
     return {
         SMALL: (ResNet18, images(32), (1024, 128, 49152, 12288)),
-        LARGE: (torchvision("resnet50"), images(224), (256, 128, 8192, 2048)),
-        "vit_b_16 at 224": (torchvision("vit_b_16"), images(224), (256, 128, 8192, 2048)),
-        "gpt2 at 512": (gpt2, tokens, (64, 64, 1024, 512)),
+        LARGE: (torchvision("resnet50"), images(224), (256, 128, 16384, 4096)),
+        "vit_b_16 at 224": (torchvision("vit_b_16"), images(224), (256, 128, 16384, 2048)),
+        "gpt2 at 512": (gpt2, tokens, (64, 64, 2048, 512)),
     }
 
 
@@ -148,10 +148,10 @@ def rate(work: Callable[[Any], Any], data: Any, warm: int, repeats: int, patienc
 
     Runs end early once they have taken `patience` seconds together.
     """
-    work(take(data, slice(warm)))
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
     base, times = torch.cuda.memory_allocated(), []
+    work(take(data, slice(warm)))  # which leaves its memory with the allocator
+    torch.cuda.reset_peak_memory_stats()
     while not times or (len(times) < repeats and sum(times) < patience):
         times.append(timed(lambda: work(data)))
     speeds = sorted(length(data) / t for t in times)
