@@ -13,6 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+
 from scale import DATA, TITLES
 
 PAIRS = {
@@ -281,6 +282,23 @@ def pretrained(r: Result) -> Pictures:
     grid[0, 0].set_ylabel("log ‖μ‖ / (‖K‖_F / N²)\n(bars: two standard errors)")
     grid[0, 0].legend(frameon=False)
     yield "pretrained", figure
+    figure, grid = plt.subplots(1, len(r["tasks"]), figsize=(13, 3.8), layout="constrained")
+    for axes, task in zip(grid, r["tasks"], strict=True):
+        for kernel, colour in (("features", "tab:blue"), ("product", "tab:purple")):
+            axes.plot(task["ridge"][kernel], marker="o", color=colour,
+                      label=f"kernel ridge, {kernel}")  # fmt: skip
+        _probes(axes, task)
+        axes.set(xlabel="block", ylim=(0, 1), title=f"EfficientNet-Lite0, {TITLES[task['target']]}")
+    grid[0].set_ylabel("accuracy on left-out images")
+    grid[-1].legend(fontsize=8, frameon=False)
+    yield "pretrained-ridge", figure
+
+
+def _probes(axes: Axes, task: Result) -> None:
+    for name, line in (("converged", "--"), ("one epoch", ":")):
+        axes.axhline(task[f"probe, {name}"], color="black", linestyle=line,
+                     label=f"linear probe, {name}")  # fmt: skip
+    axes.grid(alpha=0.3)
 
 
 def ridge(r: Result) -> Pictures:
@@ -290,10 +308,7 @@ def ridge(r: Result) -> Pictures:
                                ("product", "tab:purple")):  # fmt: skip
             axes.plot([row["accuracy"] for row in task["ridge"][kernel]], marker="o", color=colour,
                       label=f"kernel ridge, {kernel}")  # fmt: skip
-        axes.axhline(task["probe, converged"], color="black", linestyle="--",
-                     label="linear probe, converged")  # fmt: skip
-        axes.axhline(task["probe, one epoch"], color="black", linestyle=":",
-                     label="linear probe, one epoch")  # fmt: skip
+        _probes(axes, task)
         _layers(axes, r["layers"])
         axes.set(xlabel="layer", ylim=(0, 1),
                  title=f"{TITLES[task['source']]} network on {TITLES[task['target']]}")  # fmt: skip

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scale import DATA, Scale
 from torch import Tensor
+
+from scale import DATA, Scale
 
 
 @dataclass(frozen=True)

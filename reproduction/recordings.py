@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from images import Images, inputs, noise, probe
-from scale import Scale
 from torch import Tensor
-from zoo import Zoo
 
 import resemblance as rs
+from images import Images, inputs, noise, probe
 from resemblance.errors import TargetError
+from scale import Scale
+from zoo import Zoo
 
 Wanted = tuple[str, str, str]  # network, data, variant
 

@@ -24,6 +24,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
+
+import resemblance as rs  # noqa: E402
 from images import load  # noqa: E402
 from questions import (  # noqa: E402
     exact,
@@ -42,8 +44,6 @@ from questions.lab import Lab  # noqa: E402
 from recordings import Recordings  # noqa: E402
 from scale import ARCHITECTURES, FULL, QUICK  # noqa: E402
 from zoo import Zoo  # noqa: E402
-
-import resemblance as rs  # noqa: E402
 
 QUESTIONS = {
     "pairs": pairs.run, "identification": identification.run, "rivals": rivals.run,

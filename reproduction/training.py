@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
 from images import inputs
 from nets import ResNet
-from torch import Tensor, nn
 
 DECAY, TEMPERATURE = 5e-4, 4.0
 _compiled: dict[str, tuple[ResNet, Callable[[Tensor], Tensor]]] = {}

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
+
 from images import Images
 from nets import ResNet
-from safetensors.torch import load_file, save_file
 from scale import ARCHITECTURES, DATA, Scale
 from training import accuracy, pruned, rounded, train
 

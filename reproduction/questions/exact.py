@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from nets import ResNet
-from scoring import Job, Plan, Scores, score
 from torch import Tensor
 
 import resemblance as rs
+from nets import ResNet
 from questions.lab import KERNELS, Lab
+from scoring import Job, Plan, Scores, score
 
 SEEDS = 2
 Kernels = dict[str, list[Tensor]]  # features, gradients: (N, N) a layer

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.stats import spearmanr
-from scoring import Plan, auc, same_layers
 from torch import Tensor
-from training import predictions
 
 from questions.lab import Lab
+from scoring import Plan, auc, same_layers
+from training import predictions
 
 HOME = "cifar10"
 KERNELS = {

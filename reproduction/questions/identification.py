@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scale import DATA
-from scoring import Job, Plan, score
 
 from questions.lab import Lab
+from scale import DATA
+from scoring import Job, Plan, score
 
 MANY = {
     "features, centred": Plan("features", "cka", True, "blocks"),

@@ -7,13 +7,13 @@ from itertools import combinations_with_replacement
 from pathlib import Path
 
 import numpy as np
+
+import resemblance as rs
 from images import Images
 from recordings import Recordings
 from scale import DATA, Scale
 from scoring import Job, Plan, score
 from zoo import Zoo
-
-import resemblance as rs
 
 KERNELS = ("features", "gradients", "product")
 OTHERS = ("sum", "elementwise", "transport")

@@ -10,11 +10,11 @@ import warnings
 from typing import Any
 
 import numpy as np
-from scale import ARCHITECTURES, DATA
 
 import resemblance as rs
 from questions.lab import Lab
 from resemblance.errors import ResemblanceWarning
+from scale import ARCHITECTURES, DATA
 
 COLUMNS = (
     "mean_embedding", "norm_frobenius", "norm_trace", "ratio_frobenius", "ratio_trace",

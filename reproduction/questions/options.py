@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scoring import Plan
 
 from questions.lab import KERNELS, Lab, Pairs
 from questions.pairs import judged
+from scoring import Plan
 
 OWN = (
     "sketch", "few buckets", "four buckets a sample", "beta 0", "beta 0.25", "beta 0.75",

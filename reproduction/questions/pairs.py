@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scale import DATA
-from scoring import Plan, auc, summary
 
 from questions.lab import KERNELS, OTHERS, Lab, Pairs
+from scale import DATA
+from scoring import Plan, auc, summary
 
 SAME = [f"{d}-{d}" for d in DATA]
 NEAR, FAR, FARTHEST = "cifar10-cifar100", "cifar10-svhn", "cifar100-svhn"

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from images import inputs
-from nets import ResNet
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import resemblance as rs
+from images import inputs
+from nets import ResNet
 from questions.lab import Lab
 
 TASKS = (("cifar100", "cifar10"), ("cifar100", "svhn"), ("cifar10", "cifar100"))
@@ -84,13 +84,13 @@ def _probes(net: ResNet, content: dict[str, Tensor]) -> dict[str, float]:
 
     y, yte = content["y"], content["yte"]
     decays = (1e-4, 1e-3, 1e-2)
-    best = max(decays, key=lambda d: accuracy(_converged(x[held:], y[held:], classes, d),
+    best = max(decays, key=lambda d: accuracy(converged(x[held:], y[held:], classes, d),
                                               x[:held], y[:held]))  # fmt: skip
-    rate = max(RATES, key=lambda r: accuracy(_one_epoch(x[held:], y[held:], classes, r),
+    rate = max(RATES, key=lambda r: accuracy(one_epoch(x[held:], y[held:], classes, r),
                                              x[:held], y[:held]))  # fmt: skip
     return {
-        "probe, converged": accuracy(_converged(x, y, classes, best), xte, yte),
-        "probe, one epoch": accuracy(_one_epoch(x, y, classes, rate), xte, yte),
+        "probe, converged": accuracy(converged(x, y, classes, best), xte, yte),
+        "probe, one epoch": accuracy(one_epoch(x, y, classes, rate), xte, yte),
         "decay": best,
         "rate": rate,
     }
@@ -101,7 +101,8 @@ def _pooled(net: ResNet, images: Tensor) -> Tensor:
     return torch.cat([net.trunk(inputs(part)).float() for part in images.split(2048)])
 
 
-def _converged(x: Tensor, y: Tensor, classes: int, decay: float) -> nn.Linear:
+def converged(x: Tensor, y: Tensor, classes: int, decay: float) -> nn.Linear:
+    """Multinomial logistic regression at its minimum."""
     head = nn.Linear(x.shape[1], classes, device=x.device)
     nn.init.zeros_(head.weight)
     optimiser = torch.optim.LBFGS(
@@ -118,7 +119,8 @@ def _converged(x: Tensor, y: Tensor, classes: int, decay: float) -> nn.Linear:
     return head
 
 
-def _one_epoch(x: Tensor, y: Tensor, classes: int, rate: float) -> nn.Linear:
+def one_epoch(x: Tensor, y: Tensor, classes: int, rate: float) -> nn.Linear:
+    """The same after one epoch of SGD in batches of 128."""
     torch.manual_seed(0)
     head = nn.Linear(x.shape[1], classes, device=x.device)
     optimiser = torch.optim.SGD(head.parameters(), rate, momentum=0.9)

@@ -6,10 +6,10 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from scoring import auc, summary
 
 import resemblance as rs
 from questions.lab import Lab
+from scoring import auc, summary
 
 DRAWS = 2  # labels a sample for Task2Vec: its error is far below the spread over networks
 

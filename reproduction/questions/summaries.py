@@ -6,9 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from scale import ARCHITECTURES
-
 from questions.lab import Lab
+from scale import ARCHITECTURES
 
 
 def run(lab: Lab, folder: Path) -> dict[str, Any]:
