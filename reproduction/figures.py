@@ -66,11 +66,11 @@ def _layers(axes: Axes, layers: Sequence[str]) -> None:
     axes.set_xticks(range(0, len(names), step), names[::step], fontsize=8)
 
 
-def _curves(axes: Axes, scores: Result, *, bars: bool = True) -> None:
+def _curves(axes: Axes, scores: Result) -> None:
     for which, (label, colour, line) in PAIRS.items():
         mean, sd = np.array(scores[which]["mean"]), np.array(scores[which]["sd"])
         axes.errorbar(
-            range(len(mean)), mean, sd if bars else None, label=label, color=colour,
+            range(len(mean)), mean, sd, label=label, color=colour,
             linestyle=line, marker="o", markersize=3, linewidth=1.2, capsize=2,
         )  # fmt: skip
 
@@ -312,7 +312,6 @@ def ridge(r: Result) -> Pictures:
         _layers(axes, r["layers"])
         axes.set(xlabel="layer", ylim=(0, 1),
                  title=f"{TITLES[task['source']]} network on {TITLES[task['target']]}")  # fmt: skip
-        axes.grid(alpha=0.3)
     grid[0].set_ylabel("accuracy on test images")
     grid[-1].legend(fontsize=8, frameon=False)
     yield "ridge", figure

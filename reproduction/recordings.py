@@ -21,8 +21,8 @@ Wanted = tuple[str, str, str]  # network, data, variant
 class Recordings:
     """Paths of .rsm files, recorded when they are first asked for.
 
-    Data: `probe`, `noise`, `train:NAME`, `test:NAME`, `exact`. Variants: `default`, or settings of
-    `record` that differ from it, in VARIANTS.
+    Data: `probe`, `noise`, `summary`, `exact`, `train:NAME`, `test:NAME`; labels come with training
+    images alone. Variants: names for the settings of `record`, in `variants`.
     """
 
     def __init__(self, zoo: Zoo, data: dict[str, Images], scale: Scale, folder: Path) -> None:

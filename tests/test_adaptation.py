@@ -10,7 +10,7 @@ from torch import nn
 
 import reference_analysis as reference
 from resemblance import record, record_arrays
-from resemblance.adaptation import COLUMNS, adaptation
+from resemblance.adaptation import COLUMNS, _columns, adaptation
 from resemblance.errors import DataError, MismatchError, MissingExtra, ResemblanceWarning
 from resemblance.leave_one_out import leave_one_out
 
@@ -103,6 +103,14 @@ def test_estimate_below_zero_is_nan_with_a_warning_and_the_square_is_kept():
     assert all(np.isnan(table[c][0]) for c in ("mean_embedding", "ratio_trace", "log_ratio"))
     assert np.isfinite(table["mean_embedding_squared_stderr"][0])
     assert table.to_dict()["log_ratio"] == [None]
+
+
+def test_a_variance_below_zero_by_round_off_is_zero():
+    """Squares that vary together leave their ratio without error, but for round-off."""
+    covariance = np.full((3, 3), 0.01)
+    covariance[0, 2] = covariance[2, 0] = np.nextafter(0.01, 1)
+    value, error = _columns(np.ones(3), covariance, "layer")["ratio_trace"]
+    assert (value, error) == (1.0, 0.0)
 
 
 def test_paper_estimator_is_the_bucket_sum_and_its_bias_is_known():

@@ -106,6 +106,17 @@ def test_a_row_of_networks_is_compared_like_each_pair(tmp_path):
         assert scores.stderr[0, 2] == pytest.approx(one.stderr[3, 3], abs=1e-9)
 
 
+def test_a_row_refuses_networks_on_other_samples(tmp_path):
+    files = [
+        rs.record(net(), images.inputs(pixels(32)), layers=["stem"], data_id=name).save(
+            tmp_path / f"{name}.rsm"
+        )
+        for name in ("one", "other")
+    ]
+    with pytest.raises(ValueError, match="other samples"):
+        _score(Job(tuple(files), (files[0],), 0, (Plan("features", estimator="blocks"),)))
+
+
 def test_a_layer_is_found_when_it_is_most_like_itself():
     one = np.array([[1.0, 0.5, 0.4], [0.5, 1.0, 0.6], [0.4, 0.6, 1.0]])
     assert identification.found_in_twins(np.tile(one, (2, 2)), 2).tolist() == [[1.0] * 3] * 2

@@ -66,10 +66,8 @@ def _estimates(
     layers: Sequence[int | None], index: str = "cka",
 ) -> dict[Key, list[Scores]]:  # fmt: skip
     """Of each estimator, pair and kernel, once a seed."""
-    scale, plans = lab.scale, {}
-    for m in (scale.buckets, scale.few_buckets):
-        for count in (16, 64) if m == scale.buckets else (64,):
-            plans[m, count] = {"buckets": m, "blocks": count}
+    scale = lab.scale
+    plans = [(scale.buckets, 64), (scale.buckets, 16), (scale.few_buckets, 64)]
     estimators = {
         "blocks, 64 of 128": ("blocks", scale.buckets, 64),
         "blocks, 16 of 128": ("blocks", scale.buckets, 16),
@@ -89,12 +87,15 @@ def _estimates(
     for name in names:
         net = lab.zoo(name)
         for seed in range(SEEDS):
-            for (m, count), plan in plans.items():
+            for m, count in plans:
                 path = file(name, seed, m, count)
                 if not path.exists():
                     with torch.autocast("cuda", torch.bfloat16, enabled=x.is_cuda):
-                        rs.record(net, x, layers=net.taps, name=name, data_id=called, seed=seed,
-                                  batch_size=1024, progress=False, **plan).save(path)  # fmt: skip
+                        rep = rs.record(
+                            net, x, layers=net.taps, name=name, data_id=called, seed=seed,
+                            batch_size=1024, progress=False, buckets=m, blocks=count,
+                        )  # fmt: skip
+                    rep.save(path)
     keys, jobs = [], []
     for named, (estimator, m, count) in estimators.items():
         for pair in pairs:

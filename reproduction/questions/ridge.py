@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import resemblance as rs
 from images import inputs
 from nets import ResNet
-from questions.lab import Lab
+from questions.lab import KERNELS, Lab
 
 TASKS = (("cifar100", "cifar10"), ("cifar100", "svhn"), ("cifar10", "cifar100"))
 RATES = (1e-3, 1e-2, 1e-1)
@@ -42,16 +42,14 @@ def run(lab: Lab) -> dict[str, Any]:
         jobs += [
             (lab.zoo.path(name), "resnet18", lab.scale.width, file, tap, kernel,
              lab.scale.buckets, str(lab.zoo.device))
-            for tap in net.taps for kernel in ("features", "gradients", "product")
+            for tap in net.taps for kernel in KERNELS
         ]  # fmt: skip
     workers = min(8, os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         found = iter(pool.map(_ridge, jobs))
         for row in rows:
-            row["ridge"] = {}
-            for _ in net.taps:
-                for kernel in ("features", "gradients", "product"):
-                    row["ridge"].setdefault(kernel, []).append(next(found))
+            by_tap = [[next(found) for _ in KERNELS] for _ in net.taps]
+            row["ridge"] = dict(zip(KERNELS, zip(*by_tap, strict=True), strict=True))
     return {"layers": net.taps, "buckets": lab.scale.buckets, "tasks": rows}
 
 
