@@ -150,7 +150,7 @@ def identification(r: Result) -> Pictures:
 
 
 def rivals(r: Result) -> Pictures:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), width_ratios=(1, 1.6))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4), width_ratios=(1, 1.6))
     table = np.zeros((3, 3))
     text = [["" for _ in DATA] for _ in DATA]
     for which, score in r["Task2Vec cosine"].items():
@@ -170,7 +170,7 @@ def rivals(r: Result) -> Pictures:
     _curves(right, r["Fisher-Rao distance"])
     _layers(right, r["layers"])
     right.set(xlabel="layer", ylabel="|a − b| / √(ab)", title="Fisher-Rao distance")
-    right.legend(fontsize=8, frameon=False)
+    right.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     right.grid(alpha=0.3)
     yield "rivals", figure
 
@@ -253,8 +253,8 @@ def norms(r: Result) -> Pictures:
         r,
         {"mean_embedding": "‖μ‖ · layers", "norm_frobenius": "‖K‖_F / N² · layers",
          "norm_trace": "√Tr K / N · layers"},
-        "A network from D_S on images of D_T (bars: standard deviation over networks; "
-        "for the one ResNet-50, standard errors)",
+        "A network from D_S on images of D_T, from exact blocks\n(bars: standard deviation over "
+        "networks; for the one ResNet-50, standard errors)",
     )  # fmt: skip
 
 
@@ -262,7 +262,7 @@ def ratios(r: Result) -> Pictures:
     yield "ratios", _norm_grid(
         r,
         {"ratio_frobenius": "‖μ‖ / (‖K‖_F / N²)", "ratio_trace": "‖μ‖ / (√Tr K / N)"},
-        "‖μ‖ over the normalisers of CKA and of NBS",
+        "‖μ‖ over the normalisers of CKA and of NBS, from exact blocks",
     )  # fmt: skip
 
 
@@ -317,6 +317,13 @@ def ridge(r: Result) -> Pictures:
     yield "ridge", figure
 
 
+OPTIONS = {
+    "sketch": "default: M = 512, t = 1, β = 0.5", "few buckets": "M = 128",
+    "four buckets a sample": "t = 4", "beta 0": "β = 0", "beta 0.25": "β = 0.25",
+    "beta 0.75": "β = 0.75", "labels": "labels in place of predictions",
+}  # fmt: skip
+
+
 def options(r: Result) -> Pictures:
     rows = [o for o in r["options"] if o["setting"].startswith("own") and o["kernel"] == "product"]
     figure, grid = plt.subplots(2, (len(rows) + 1) // 2, figsize=(16, 6.2), sharex=True,
@@ -325,8 +332,8 @@ def options(r: Result) -> Pictures:
         axes.axis("off")
     for axes, row in zip(grid.flat, rows, strict=False):
         _curves(axes, row["scores"])
-        name = {"sketch": "default: M = 512, t = 1, β = 0.5"}.get(row["option"], row["option"])
-        axes.set_title(name, fontsize=9)
+        axes.set_title(OPTIONS.get(row["option"], row["option"]), fontsize=9)
+        _layers(axes, r["layers"])
         axes.set_ylim(0, 1.02)
         axes.grid(alpha=0.3)
     for axes in grid[:, 0]:

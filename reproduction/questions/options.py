@@ -35,7 +35,8 @@ def run(lab: Lab) -> dict[str, Any]:
                  "difference": _difference(found[kernel], default[kernel])}
                 for kernel in KERNELS
             ]  # fmt: skip
-    return {"networks": seeds, "options": rows}
+    layers = lab.recordings(lab.zoo.originals()[0], "probe").layer_names
+    return {"networks": seeds, "layers": layers, "options": rows}
 
 
 def _difference(values: Pairs, default: Pairs) -> dict[str, float]:
