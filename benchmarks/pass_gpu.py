@@ -258,6 +258,7 @@ def rivals(name: str, options: argparse.Namespace) -> dict[str, Any]:
         return {"skipped": str(error)}
     nets = [made(name, seed) for seed in (0, 1)]
     batch_size, block, count, _ = networks()[name][2]
+    count *= {SMALL: 4, LARGE: 2}[name]  # enough for the comparison at the end to weigh little
     data = networks()[name][1](options.samples or count)
     taps = select(nets[0], "auto", trace(nets[0], lambda: nets[0](data[:2])))
     layers = [tap.module for tap in taps]
@@ -289,7 +290,7 @@ def rivals(name: str, options: argparse.Namespace) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for dtype in (torch.float32, torch.bfloat16):
         with autocast(dtype):
-            few = data[: length(data) // 8]
+            few = data[: length(data) // 16]
             tried = {
                 (size, layout): rate(peer(size, layout), few, 2 * size, 1, 0)
                 for size in sizes for layout in layouts

@@ -194,3 +194,18 @@ def test_distance_of_outputs_is_zero_for_equal_and_one_for_disjoint():
     p = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
     q = torch.tensor([[0.0, 1.0], [0.5, 0.5]])
     assert fidelity._jensen_shannon(p, q).tolist() == pytest.approx([1.0, 0.0])
+
+
+def test_the_kept_results_are_whole_and_of_the_full_run():
+    kept = HERE / "results"
+    for name in (*RESULTS, "pretrained"):
+        assert not json.loads((kept / f"{name}.json").read_text())["environment"]["quick"], name
+    listed = json.loads((kept / "summaries.json").read_text())["files"]
+    files = sorted(kept.glob("*.rsm"))
+    assert {path.name: path.stat().st_size for path in files} == listed
+    assert sum(listed.values()) < 30e6
+    first = rs.load(files[0])
+    for path in files:  # all on the same images, so that any two can be compared
+        rep = rs.load(path)
+        assert rep.name.replace("/", "_") == path.stem
+        assert rep.data["fingerprint"] == first.data["fingerprint"]

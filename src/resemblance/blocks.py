@@ -25,9 +25,37 @@ _ONE24 = 2**23 - 1
 
 
 @functools.lru_cache(maxsize=8)
-def _lower(size: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+def lower(size: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Rows and columns of a strict lower triangle, row by row."""
     rows, columns = torch.tril_indices(size, size, -1, device=device or "cpu")
     return rows, columns
+
+
+@functools.lru_cache(maxsize=2)
+def square_places(size: int) -> Tensor:  # (n, n)
+    """Where each entry of a symmetric matrix lies in its strict lower triangle; 0 on the diagonal.
+
+    >>> square_places(3).tolist()
+    [[0, 0, 1], [0, 0, 2], [1, 2, 0]]
+    """
+    out = torch.zeros(size, size, dtype=torch.long)
+    rows, columns = lower(size)
+    out[rows, columns] = out[columns, rows] = torch.arange(len(rows))
+    return out
+
+
+@functools.lru_cache(maxsize=2)
+def others(size: int) -> Tensor:  # (n · (n-1),)
+    """`square_places` row by row, without the diagonal."""
+    return square_places(size)[~torch.eye(size, dtype=torch.bool)]
+
+
+def picked(x: Tensor, which: Tensor) -> Tensor:  # (k, n), (t,) -> (k, t)
+    """x[:, which], laid out in memory as the transpose: an index copies k neighbours at once.
+
+    Several times faster than a gather row by row; what is combined with it should lie so as well.
+    """
+    return x.T.contiguous().index_select(0, which).T
 
 
 def gram(x: Tensor) -> Tensor:  # (n, d) -> (n, n)
@@ -53,7 +81,7 @@ def gram(x: Tensor) -> Tensor:  # (n, d) -> (n, n)
 def _correlations(kernel: Tensor) -> tuple[Tensor, Tensor]:  # (..., n, n) -> (..., t), (..., n)
     """The strict lower triangle of the correlation matrix in float64, and the diagonal."""
     diagonal = kernel.diagonal(dim1=-2, dim2=-1).double().clamp_min(0)
-    rows, columns = _lower(kernel.shape[-1], kernel.device)
+    rows, columns = lower(kernel.shape[-1], kernel.device)
     scale = diagonal.sqrt()
     scale = scale[..., rows] * scale[..., columns]
     triangle = kernel[..., rows, columns].double()
@@ -78,15 +106,16 @@ def unpack16(triangle: Tensor, diagonal: Tensor, *, dtype: torch.dtype = torch.f
 
     Returns the entries K_ij, i > j, row by row; the diagonal is exact and stays where it is.
     """
-    rows, columns = _lower(diagonal.shape[-1])
+    rows, columns = lower(diagonal.shape[-1])
     scale = diagonal.to(dtype).sqrt()
-    return triangle.to(dtype).div_(_ONE16).mul_(scale[:, rows]).mul_(scale[:, columns])
+    entries = triangle.T.contiguous().T.to(dtype).div_(_ONE16)
+    return entries.mul_(picked(scale, rows)).mul_(picked(scale, columns))
 
 
 def squares(triangles: Tensor, diagonal: Tensor) -> Tensor:
     """Full symmetric matrices (k, n, n) from lower triangles (k, t) and diagonals (k, n)."""
     size = diagonal.shape[-1]
-    rows, columns = _lower(size)
+    rows, columns = lower(size)
     out = torch.zeros(*diagonal.shape, size, dtype=triangles.dtype)
     out[..., rows, columns] = triangles
     out = out + out.transpose(-1, -2)
@@ -107,7 +136,7 @@ def unpack24(triangle: Tensor, diagonal: Tensor) -> Tensor:
     low, middle, high = triangle.int().unbind(-1)
     fixed = low | middle << 8 | high << 16
     fixed = torch.where(fixed >= 1 << 23, fixed - (1 << 24), fixed)  # two's complement
-    rows, columns = _lower(len(diagonal))
+    rows, columns = lower(len(diagonal))
     scale = diagonal.double().sqrt()
     entries = fixed.double() / _ONE24 * scale[rows] * scale[columns]
     return squares(entries[None], diagonal[None])[0]

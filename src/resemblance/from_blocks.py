@@ -62,7 +62,7 @@ def stacked(
         t = n * (n - 1) // 2
         entries, diagonals = {}, {}
         for kind in kinds:
-            packed = torch.stack([x.tensor(f"{kind}.blocks.triangle")[b, :t] for x in layers])
+            packed = torch.stack([x.tensor(f"{kind}.blocks.triangle")[b, :t] for x in layers], 1).T
             diagonals[kind] = torch.stack(
                 [x.tensor(f"{kind}.blocks.diagonal")[b, :n] for x in layers]
             ).double()
@@ -71,7 +71,7 @@ def stacked(
             square = kernels.transport(
                 *(packing.squares(entries[k], diagonals[k]) / scale[k][..., None] for k in kinds)
             )
-            rows, columns = torch.tril_indices(n, n, -1)
+            rows, columns = packing.lower(n)
             yield square[:, rows, columns], square.diagonal(dim1=-2, dim2=-1).clone()
         else:
             yield (
@@ -103,26 +103,27 @@ def counts(n: float) -> tuple[float, float, float, float]:
 def side(triangle: Tensor, diagonal: Tensor) -> Side:  # (L, t), (L, n)
     """What one kernel brings to a block: entries, diagonal, row sums off it, and their totals."""
     n = diagonal.shape[-1]
-    rows, columns = torch.tril_indices(n, n, -1)
-    sums = torch.zeros_like(diagonal).index_add_(1, rows, triangle)
-    sums.index_add_(1, columns, triangle)
+    sums = packing.picked(triangle, packing.others(n)).T.unflatten(0, (n, n - 1)).sum(1).T
     return triangle, diagonal, sums, diagonal.sum(1), sums.sum(1)
 
 
-def level(triangle: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
-    """K_ij − u_i − u_j with row sums of zero off the diagonal; centring makes no difference of it.
+def level(triangle: Tensor, diagonal: Tensor) -> Side:
+    """`side` of K_ij − u_i − u_j, whose rows sum to zero off the diagonal; centring cannot tell.
 
     Whatever u is, HKH stays the same, and so does every estimate of it below (exactly, block by
     block). But features with a large mean no longer drown their own differences in round-off.
     Reference: Székely and Rizzo 2014, U-centring.
     """
     n = diagonal.shape[-1]
+    as_it_is = side(triangle, diagonal)
     if n < 3:
-        return triangle, diagonal
-    _, _, sums, _, total = side(triangle, diagonal)
+        return as_it_is
+    _, _, sums, _, total = as_it_is
     u = sums / (n - 2) - total[:, None] / (2 * (n - 1) * (n - 2))
-    rows, columns = torch.tril_indices(n, n, -1)
-    return triangle - u[:, rows] - u[:, columns], diagonal - 2 * u
+    rows, columns = packing.lower(n)
+    triangle = triangle - packing.picked(u, rows) - packing.picked(u, columns)
+    diagonal = diagonal - 2 * u
+    return triangle, diagonal, torch.zeros_like(sums), diagonal.sum(1), torch.zeros_like(total)
 
 
 def pair_sums(a: Side, b: Side) -> Tensor:  # (9, L1, L2)
@@ -278,7 +279,7 @@ def scores(a: Representation, b: Representation, kernel: str, index: str, centre
     def prepared(triangle: Tensor, diagonal: Tensor) -> Side:
         if index == "rsa":
             return side(*_distances(triangle, diagonal))
-        return side(*(level(triangle, diagonal) if centre else (triangle, diagonal)))
+        return (level if centre else side)(triangle, diagonal)
 
     units: list[Tensor] = []
     per_block = max(2, -(-_DRAWS // len(weight)))
@@ -302,7 +303,8 @@ def scores(a: Representation, b: Representation, kernel: str, index: str, centre
             combine(pair_sums(small1, _permuted(small2, now, generator)), n)
             for now in _batches(per_block)
         ]
-        draws.append(torch.cat([x.unflatten(1, (len(b), -1)) for x in drawn], 2).double())
+        # (L1, draws · L2) -> (L1, L2, draws)
+        draws.append(torch.cat([x.unflatten(1, (-1, len(b))).mT for x in drawn], 2).double())
 
     weight = weight[weight > 0]
     each = _Blocks(*(torch.stack(x) for x in zip(*found, strict=True)))
@@ -341,27 +343,31 @@ def _unit(diagonal: Tensor) -> Tensor:  # (L, n) -> (L, 1)
 def _distances(triangle: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
     """Squared distances less their mean; a sample is at no distance from itself."""
     n = diagonal.shape[-1]
-    rows, columns = torch.tril_indices(n, n, -1)
-    squared = diagonal[:, rows] + diagonal[:, columns] - 2 * triangle
+    rows, columns = packing.lower(n)
+    squared = packing.picked(diagonal, rows) + packing.picked(diagonal, columns) - 2 * triangle
     if n > 1:
         squared = squared - squared.mean(1, keepdim=True)  # a covariance does not see it
     return squared, torch.zeros_like(diagonal)
 
 
 def _permuted(x: Side, draws: int, generator: torch.Generator) -> Side:
-    """One side of a block with its samples in random order, `draws` times: as many more layers."""
+    """One side of a block with its samples in random order, `draws` times: as many more layers.
+
+    They come draw by draw, all layers of each.
+    """
     triangle, diagonal, sums, t, s = x
-    layers, n = diagonal.shape
-    order = torch.stack([torch.randperm(n, generator=generator) for _ in range(draws)])
-    rows, columns = torch.tril_indices(n, n, -1)
-    i, j = order[:, rows], order[:, columns]
-    i, j = torch.maximum(i, j), torch.minimum(i, j)
+    n = diagonal.shape[-1]
+    flat, (rows, columns) = triangle.T.contiguous(), packing.lower(n)
+    orders = [torch.randperm(n, generator=generator) for _ in range(draws)]
+    square = packing.square_places(n).flatten()
+    ends = ((o.index_select(0, rows), o.index_select(0, columns)) for o in orders)
+    places = [square.index_select(0, i * n + j) for i, j in ends]
     return (
-        triangle[:, i * (i - 1) // 2 + j].reshape(layers * draws, -1),
-        diagonal[:, order].reshape(layers * draws, n),
-        sums[:, order].reshape(layers * draws, n),
-        t.repeat_interleave(draws),
-        s.repeat_interleave(draws),
+        torch.cat([flat.index_select(0, place) for place in places], 1).T,
+        torch.cat([diagonal[:, order] for order in orders]),
+        torch.cat([sums[:, order] for order in orders]),
+        t.repeat(draws),
+        s.repeat(draws),
     )
 
 
