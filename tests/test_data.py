@@ -50,13 +50,14 @@ class Stream(IterableDataset):
 def read(source, batch_size=32):
     """(number, indices, inputs) of every chunk."""
     out = []
-    for group in source.batches(batch_size):
-        for chunk in group:
-            inputs = inputs_of(chunk.batch)
-            inputs = inputs["x"] if isinstance(inputs, dict) else inputs
-            if isinstance(inputs, list):
-                inputs = torch.stack(inputs, 1)
-            out.append((chunk.number, chunk.indices.tolist(), inputs))
+    for chunks, batch in source.batches(batch_size):
+        inputs = inputs_of(batch)
+        inputs = inputs["x"] if isinstance(inputs, dict) else inputs
+        if isinstance(inputs, list):
+            inputs = torch.stack(inputs, 1)
+        parts = inputs.split([len(chunk.indices) for chunk in chunks])
+        for chunk, part in zip(chunks, parts, strict=True):
+            out.append((chunk.number, chunk.indices.tolist(), part))
     return out
 
 

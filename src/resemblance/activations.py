@@ -69,8 +69,8 @@ def visit(
             return losses(outputs, batch)
 
         with Capture(model, taps, vectors.take_in, gradients=gradients) as capture:
-            for chunks in source.batches(how.batch_size):
-                batch = batches.to_device(batches.join([c.batch for c in chunks]), device)
+            for chunks, batch in source.batches(how.batch_size):
+                batch = batches.to_device(batch, device)
                 vectors.mask = batches.attention_mask(batch)
                 indices = np.concatenate([chunk.indices for chunk in chunks])
                 capture.run(functools.partial(run, model, batch), loss, len(indices))

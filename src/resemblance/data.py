@@ -1,9 +1,9 @@
 """Where samples come from: chunks of indexed samples, in an order that does not depend on a loader.
 
 Whatever the user holds (a data set, a DataLoader, arrays, a stream of batches) becomes a `Source`
-that yields `Chunk`s: a batch, the index of each sample, and the number of the block it forms. A
-block is one chunk of the seeded random order; chunks are grouped into forward batches and dealt
-out to shards whole, so neither batch size nor sharding changes what a block contains.
+that yields forward batches with the `Chunk`s in them: the index of each sample, and the number of
+the block that they form. A block is one chunk of the seeded random order; chunks are grouped into
+batches and dealt out to shards whole, so neither batch size nor sharding changes a block.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ class Chunk:
 
     number: int  # position in the seeded order
     indices: np.ndarray  # (n,) of the samples in the data set
-    batch: Any
+
+
+Batches = Iterator[tuple[list[Chunk], Any]]  # whole chunks, and their samples in one batch
 
 
 @dataclass(frozen=True)
 class Source:
-    """Forward batches, each a list of whole chunks."""
+    """Forward batches of whole chunks."""
 
-    batches: Callable[[int], Iterator[list[Chunk]]]  # of at most so many samples, or one chunk
+    batches: Callable[[int], Batches]  # of at most so many samples, or one chunk
     first: Any  # a batch of a few samples, to try the model on
     block: int  # samples in a block
     total: int | None  # samples in the whole data set, None for a stream
@@ -149,28 +151,23 @@ def _indexed(total: int, fetch: Fetch, seed: int, block: int, shard: tuple[int, 
             f"shard {shard[0]} of {shard[1]} is empty: {total} samples make "
             f"{-(-total // block)} blocks of {block}; use at most that many shards"
         )
-    chunks = [order[n * block : (n + 1) * block] for n in numbers]
+    chunks = [Chunk(n, order[n * block : (n + 1) * block]) for n in numbers]
 
-    def batches(batch_size: int) -> Iterator[list[Chunk]]:
+    def batches(batch_size: int) -> Batches:
         step = max(1, batch_size // block)
-        groups = [range(i, min(i + step, len(chunks))) for i in range(0, len(chunks), step)]
-        fetched = fetch([np.concatenate([chunks[i] for i in group]) for group in groups])
-        for group, batch in zip(groups, fetched, strict=True):
-            found, wanted = size(batch), sum(len(chunks[i]) for i in group)
-            if found != wanted:
+        groups = [chunks[i : i + step] for i in range(0, len(chunks), step)]
+        wanted = [np.concatenate([chunk.indices for chunk in group]) for group in groups]
+        for group, indices, batch in zip(groups, wanted, fetch(wanted), strict=True):
+            if size(batch) != len(indices):
                 raise DataError(
-                    f"asked the data set for {wanted} samples, it gave {found}; a collate function "
-                    "must keep every sample"
+                    f"asked the data set for {len(indices)} samples, it gave {size(batch)}; a "
+                    "collate function must keep every sample"
                 )
-            start, out = 0, []
-            for i in group:
-                stop = start + len(chunks[i])
-                out.append(Chunk(numbers[i], chunks[i], take(batch, slice(start, stop))))
-                start = stop
-            yield out
+            yield group, batch
 
-    first = next(fetch([chunks[0][:_TRIAL]]))
-    return Source(batches, first, block, total, sum(map(len, chunks)), ordered=True)
+    first = next(fetch([chunks[0].indices[:_TRIAL]]))
+    expected = sum(len(chunk.indices) for chunk in chunks)
+    return Source(batches, first, block, total, expected, ordered=True)
 
 
 def _stream(stream: Iterable[Any], block: int, shard: tuple[int, int]) -> Source:
@@ -179,7 +176,7 @@ def _stream(stream: Iterable[Any], block: int, shard: tuple[int, int]) -> Source
     if head is None:
         raise DataError("the data are empty: expected at least one sample")
 
-    def chunks() -> Iterator[Chunk]:
+    def chunks() -> Iterator[tuple[Chunk, Any]]:
         held: list[Any] = []
         count = number = seen = 0
         for batch in itertools.chain([head], iterator, [None]):
@@ -190,14 +187,14 @@ def _stream(stream: Iterable[Any], block: int, shard: tuple[int, int]) -> Source
                 whole = join(held)
                 now = min(block, count)
                 if number % shard[1] == shard[0]:
-                    yield Chunk(number, np.arange(seen, seen + now), take(whole, slice(0, now)))
+                    yield Chunk(number, np.arange(seen, seen + now)), take(whole, slice(0, now))
                 held = [take(whole, slice(now, None))] if now < count else []
                 count, number, seen = count - now, number + 1, seen + now
 
-    def batches(batch_size: int) -> Iterator[list[Chunk]]:
+    def batches(batch_size: int) -> Batches:
         pending = chunks()
         while group := list(itertools.islice(pending, max(1, batch_size // block))):
-            yield group
+            yield [chunk for chunk, _ in group], join([batch for _, batch in group])
 
     # A copy, since the model may write into what it is tried on.
     first = tree_map(_copied, take(head, slice(0, _TRIAL)))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from . import batch_sizes, fingerprint, pooling, targets
 from . import data as sources
-from .batches import is_padded, join, run_by_convention, size, to_device
+from .batches import is_padded, run_by_convention, size, to_device
 from .capture import Capture, untouched, unwrap
 from .errors import DataError, ResemblanceWarning, TargetError
 from .layers import select, trace
@@ -167,8 +167,7 @@ def record(
                 batch_size = batch_sizes.chosen(device, source.block, each, deterministic)
             if pool == "flatten" and is_padded(first):
                 warnings.warn(_PADDED, ResemblanceWarning, stacklevel=2)
-            for chunks in source.batches(batch_size):
-                batch = join([chunk.batch for chunk in chunks])
+            for chunks, batch in source.batches(batch_size):
                 state.begin(chunks, batch, data_id)  # reads the samples where they lie
                 one_batch(to_device(batch, device))
                 state.end()
@@ -267,9 +266,8 @@ def record_arrays(
     source = sources.source(np.arange(total), seed=seed, block=settings.block, shard=shard)
     settings = replace(settings, block=source.block)
     state = PassState(settings, list(f), "flatten", on_bad)
-    for chunks in source.batches(batch_size):
-        rows = np.concatenate([chunk.indices for chunk in chunks])
-        state.begin(chunks, torch.from_numpy(rows), data_id)
+    for chunks, rows in source.batches(batch_size):
+        state.begin(chunks, rows, data_id)
         for i, key in enumerate(f):
             state.consume(i, _rows(f[key], rows), None if g is None else _rows(g[key], rows))
         state.end()
@@ -376,9 +374,9 @@ def _settings(
     )
 
 
-def _rows(array: Any, rows: np.ndarray) -> Tensor:  # -> (n, d) in float32
+def _rows(array: Any, rows: Tensor) -> Tensor:  # -> (n, d) in float32
     """Some rows of a NumPy, torch or JAX array, or of a memory-mapped file."""
-    picked = array[torch.from_numpy(rows)] if isinstance(array, Tensor) else array[rows]
+    picked = array[rows] if isinstance(array, Tensor) else array[rows.numpy()]
     if not isinstance(picked, Tensor):
         picked = torch.from_numpy(np.array(picked, dtype=np.float32))
     picked = picked.detach().cpu().float()

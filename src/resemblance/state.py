@@ -141,7 +141,8 @@ class PassState:
         self._samples += int(keep.sum())
         self._skipped += int((~keep).sum())
         hashes = mix(self._hashes[keep], self._indices[keep].astype(np.uint64)[:, None])
-        self._sum_of_hashes = (self._sum_of_hashes + int(hashes.astype(object).sum())) % 2**64
+        total = int(hashes.sum(dtype=np.uint64))  # which wraps around at 2⁶⁴
+        self._sum_of_hashes = (self._sum_of_hashes + total) % 2**64
 
     def _refuse_bad(self) -> None:
         """An error that names where it began: features go bad forwards, gradients backwards.

@@ -217,9 +217,9 @@ def _squares(
 def _inputs(
     source: sources.Source, batch_size: int, device: torch.device | None
 ) -> Iterator[tuple[Any, int]]:
-    for chunks in source.batches(batch_size):
-        batch = batches.to_device(batches.join([c.batch for c in chunks]), device)
-        yield batches.inputs_of(batch), sum(len(c.indices) for c in chunks)
+    for chunks, batch in source.batches(batch_size):
+        inputs = batches.inputs_of(batches.to_device(batch, device))
+        yield inputs, sum(len(chunk.indices) for chunk in chunks)
 
 
 def _classes(model: nn.Module, first: Any, find: Callable[[Any], Tensor]) -> int:
