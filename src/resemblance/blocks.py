@@ -81,12 +81,12 @@ def gram(x: Tensor) -> Tensor:  # (n, d) -> (n, n)
 def _correlations(kernel: Tensor) -> tuple[Tensor, Tensor]:  # (..., n, n) -> (..., t), (..., n)
     """The strict lower triangle of the correlation matrix in float64, and the diagonal."""
     diagonal = kernel.diagonal(dim1=-2, dim2=-1).double().clamp_min(0)
-    rows, columns = lower(kernel.shape[-1], kernel.device)
-    scale = diagonal.sqrt()
-    scale = scale[..., rows] * scale[..., columns]
-    triangle = kernel[..., rows, columns].double()
     # A row of zeros has no direction: its correlations are zero, and so are its kernel entries.
-    return torch.where(scale > 0, triangle / scale, 0.0).clamp_(-1, 1), diagonal.float()
+    inverse = torch.where(diagonal > 0, diagonal.rsqrt(), 0.0)
+    square = (kernel.double() * inverse[..., None]).mul_(inverse[..., None, :])
+    rows, columns = lower(kernel.shape[-1], kernel.device)
+    triangle = square.flatten(-2).index_select(-1, rows * kernel.shape[-1] + columns)
+    return triangle.clamp_(-1, 1), diagonal.float()
 
 
 def pack16(kernel: Tensor, size: int) -> tuple[Tensor, Tensor]:
