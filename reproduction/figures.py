@@ -379,9 +379,9 @@ def fidelity(r: Result) -> Pictures:
     for axes, kernel in zip(grid, kernels, strict=True):
         for group, (colour, marker) in groups.items():
             rows = [n for n in r["networks"] if _group(n["kind"]) == group]
-            scores = np.array([n["scores"]["natural"][kernel] for n in rows], float)
-            axes.scatter([n["disagreement"] for n in rows], np.nanmean(scores, 1), s=28,
-                         color=colour, marker=marker, label=group)  # fmt: skip
+            means = [np.nanmean(np.array(n["scores"]["natural"][kernel], float)) for n in rows]
+            axes.scatter([n["disagreement"] for n in rows], means, s=28, color=colour,
+                         marker=marker, label=group)  # fmt: skip
         axes.set(title=kernel, xlabel="share of predictions that differ from the origin’s")
         axes.grid(alpha=0.3)
     grid[0].set_ylabel("CKA with the origin, mean over layers")

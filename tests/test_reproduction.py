@@ -126,6 +126,21 @@ def test_a_layer_is_found_when_it_is_most_like_itself():
     assert identification.found_in_twins(scores, 2).tolist() == [[0, 1, 1], [1, 0, 1]]
 
 
+def test_a_group_without_networks_has_no_correlation():
+    """All checkpoints may have been left out, as networks without gradients are."""
+    scores = {"natural": {kernel: [0.5, 0.6] for kernel in fidelity.KERNELS}}
+    one = {
+        "origin": "o",
+        "kind": "epoch-1",
+        "scores": scores,
+        **dict.fromkeys(fidelity.TRUTHS, 0.1),
+    }
+    for known in ([], [one]):
+        for row in fidelity._fidelity(known, ["o"], depth=2):
+            assert row["mean"] is None
+            assert row["by layer"] == [None, None]
+
+
 def test_wishes_and_auc():
     level = dict(zip(("cifar10-cifar10", "cifar100-cifar100", "svhn-svhn", "cifar10-cifar100",
                       "cifar10-svhn", "cifar100-svhn"), (0.9, 0.8, 0.7, 0.6, 0.4, 0.5),

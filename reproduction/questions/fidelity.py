@@ -64,7 +64,7 @@ def run(lab: Lab) -> dict[str, Any]:
         "layers": layers,
         "left out, without gradients": dead,
         "networks": rows,
-        "fidelity": _fidelity(rows, list(families)),
+        "fidelity": _fidelity(rows, list(families), len(layers)),
         "lineage": _lineage(rows, len(layers)),
     }
 
@@ -111,7 +111,7 @@ def _jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
     return ((divergence(p) + divergence(q)) / 2).clamp_min(0).sqrt()
 
 
-def _fidelity(rows: list[dict[str, Any]], origins: list[str]) -> list[dict[str, Any]]:
+def _fidelity(rows: list[dict[str, Any]], origins: list[str], depth: int) -> list[dict[str, Any]]:
     """Spearman's ρ of 1 − score with what changed, within each origin's family."""
     groups = {
         "training": lambda kind: kind.startswith("epoch-"),
@@ -128,7 +128,10 @@ def _fidelity(rows: list[dict[str, Any]], origins: list[str]) -> list[dict[str, 
             for truth in TRUTHS:
                 by_origin = [
                     _rho(
-                        [r for r in rows if r["origin"] == o and belongs(r["kind"])], kernel, truth
+                        [r for r in rows if r["origin"] == o and belongs(r["kind"])],
+                        kernel,
+                        truth,
+                        depth,
                     )
                     for o in origins
                 ]
@@ -141,9 +144,10 @@ def _fidelity(rows: list[dict[str, Any]], origins: list[str]) -> list[dict[str, 
     return out
 
 
-def _rho(rows: list[dict[str, Any]], kernel: str, truth: str) -> np.ndarray:
+def _rho(rows: list[dict[str, Any]], kernel: str, truth: str, depth: int) -> np.ndarray:
     """Of the mean over layers, then of each layer; NaN where nothing varies."""
     scores = np.array([r["scores"]["natural"][kernel] for r in rows], float)
+    scores = scores.reshape(len(rows), depth)  # no rows either: all may have been left out
     change = np.array([r[truth] for r in rows], float)
     columns = np.concatenate([np.nanmean(scores, 1, keepdims=True), scores], 1)
     return np.array([_spearman(1 - column, change) for column in columns.T])

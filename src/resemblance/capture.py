@@ -50,8 +50,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     thawed = [p for p in model.parameters() if p.requires_grad]
     recurrent = [(m, m.dropout) for m in model.modules() if isinstance(m, nn.RNNBase)]
     fused = torch.backends.mha.get_fastpath_enabled()
-    stance = getattr(torch.compiler, "set_stance", None)  # torch >= 2.6
-    with stance("force_eager") if stance else contextlib.nullcontext():
+    with torch.compiler.set_stance("force_eager"):
         try:
             torch.backends.mha.set_fastpath_enabled(False)
             model.eval()
