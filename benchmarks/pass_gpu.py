@@ -277,6 +277,8 @@ def rivals(name: str, options: argparse.Namespace) -> dict[str, Any]:
         common = {"gradients": False, "batch_size": batch_size, "block": block, "layers": layers}
 
         def work(data: Tensor) -> Any:
+            for net in nets:
+                net.to(memory_format=torch.channels_last)
             a, b = (
                 rs.record(net, data, data_id="random", progress=False, **common, **choice)
                 for net in nets
@@ -302,9 +304,6 @@ def rivals(name: str, options: argparse.Namespace) -> dict[str, Any]:
                 "resemblance, blocks and buckets": ours(),
             }
             for label, work in how.items():
-                if label != "pytorch-cka":
-                    for net in nets:
-                        net.to(memory_format=torch.channels_last)
                 row = rate(work, data, 16 * block, options.repeats, options.patience)
                 rows[f"{label}, {str(dtype)[6:]}"] = row
                 show(f"{label}, {str(dtype)[6:]}", row)

@@ -34,14 +34,27 @@ class Images:
 
 
 def load(folder: Path | None, scale: Scale, device: torch.device) -> dict[str, Images]:
-    """The three data sets, cut to `scale.train` training images so that size does not matter."""
+    """The three data sets, cut to `scale.train` training images so that size does not matter.
+
+    No more test images than some question asks for, and none larger than `scale.side`.
+    """
+    n, most = scale.train, max(scale.test, scale.exact, scale.probe)
     out = {}
     for name in DATA:
         arrays = _digits(name) if folder is None else _file(folder, name)
         xtr, ytr, xte, yte = (torch.from_numpy(np.ascontiguousarray(a)) for a in arrays)
-        n = scale.train
-        out[name] = Images(xtr[:n], ytr[:n].long(), xte, yte.long()).to(device)
+        xtr, xte = (_shrunk(x, scale.side) for x in (xtr[:n], xte[:most]))
+        out[name] = Images(xtr, ytr[:n].long(), xte, yte[:most].long()).to(device)
     return out
+
+
+def _shrunk(images: Tensor, side: int) -> Tensor:  # (n, h, w, 3) uint8
+    """Means over squares of pixels."""
+    step = images.shape[1] // side
+    if step < 2:
+        return images
+    squares = images.unflatten(2, (-1, step)).unflatten(1, (-1, step))
+    return squares.float().mean((2, 4)).round().byte()
 
 
 def inputs(images: Tensor) -> Tensor:  # (n, h, w, 3) uint8 -> (n, 3, h, w) float

@@ -17,6 +17,7 @@ class Scale:
     few: int = 5  # of them, where each pair costs a singular value decomposition or more
     origins: int = 3  # CIFAR-10 networks whose copies and checkpoints are followed
     width: int = 64  # channels of the first stage
+    side: int = 32  # pixels; larger images are shrunk
     train: int = 30_000  # images of each data set that networks learn from
     epochs: int = 24
     batch: int = 512
@@ -37,7 +38,7 @@ class Scale:
 
 FULL = Scale()
 QUICK = Scale(
-    seeds=2, few=2, origins=1, width=8, train=1000, epochs=4, batch=50, rate=0.1, own=256,
+    seeds=2, few=2, origins=1, width=8, side=8, train=1000, epochs=4, batch=50, rate=0.1, own=256,
     test=256, probe=192, exact=128, exact_nbs=64, buckets=32, few_buckets=16, task2vec=16,
     ridge=200, checkpoints=(1,), summary=64, pretrained=32,
 )  # fmt: skip

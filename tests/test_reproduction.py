@@ -87,6 +87,17 @@ def test_the_quick_chain_runs_from_data_to_figures(tmp_path):
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.rsm")}
 
 
+def test_files_of_larger_images_with_more_classes_than_labels(tmp_path):
+    draw = np.random.default_rng(0)
+    for name, classes in (("cifar10", 10), ("cifar100", 100), ("svhn", 10)):
+        labels = np.arange(300) * classes // 300  # the first 200 lack a third of the classes
+        x = draw.integers(0, 256, (300, 16, 16, 3), dtype=np.uint8)
+        np.savez(tmp_path / f"{name}.npz", xtr=x, ytr=labels, xte=x, yte=labels)
+    run(tmp_path, "ridge", "--data-dir", str(tmp_path))
+    tasks = json.loads((tmp_path / "out" / "ridge.json").read_text())["tasks"]
+    assert all(0 <= row["accuracy"] <= 1 for t in tasks for row in t["ridge"]["features"])
+
+
 # -- the parts ------------------------------------------------------------------------------------
 
 
@@ -224,3 +235,23 @@ def test_the_kept_results_are_whole_and_of_the_full_run():
         rep = rs.load(path)
         assert rep.name.replace("/", "_") == path.stem
         assert rep.data["fingerprint"] == first.data["fingerprint"]
+
+
+def test_the_counts_of_the_readme_come_from_the_kept_results():
+    done = subprocess.run(
+        [sys.executable, HERE / "claims.py"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    readme = (HERE / "README.md").read_text()
+    assert "| product | 6/10 | 9/10 | 0/10 | 0.846 |" in readme
+    assert "6/10  9/10  0/10  AUC 0.846" in done.stdout
+    assert "| 30/30 | 30/30 | 53/54 | 54/54 |" in readme
+    assert "mean_embedding smallest on own test images 53/54" in done.stdout
+
+
+def test_large_images_are_shrunk_to_means_of_squares():
+    x = torch.arange(2 * 4 * 4 * 3, dtype=torch.uint8).view(2, 4, 4, 3)
+    small = images._shrunk(x, 2)
+    assert small.shape == (2, 2, 2, 3)
+    assert small[1, 0, 1].tolist() == x[1, :2, 2:].float().mean((0, 1)).round().tolist()
+    assert images._shrunk(x, 4) is x

@@ -35,7 +35,10 @@ def run(lab: Lab) -> dict[str, Any]:
         name, data = f"{source}/resnet18/0", lab.data[target]
         net, n = lab.zoo(name), lab.scale.ridge
         file = lab.recordings.folder / f"labelled-{target}.safetensors"
-        content = {"x": data.xtr[:n], "y": data.ytr[:n], "xte": data.xte, "yte": data.yte}
+        known = torch.isin(data.yte, data.ytr[:n])  # a few labels may not have all classes
+        content = {
+            "x": data.xtr[:n], "y": data.ytr[:n], "xte": data.xte[known], "yte": data.yte[known],
+        }  # fmt: skip
         save_file({k: v.contiguous().cpu() for k, v in content.items()}, file)
         rows.append({"source": source, "target": target, "samples": n, **_probes(net, content)})
         print(f"linear probe, {source} to {target}: {rows[-1]}", flush=True)
