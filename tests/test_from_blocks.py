@@ -338,6 +338,19 @@ def test_independent_features_sit_at_the_stated_chance_level(n, kernel):
     assert 0.015 < above < 0.095  # 5 % of 256, give or take three standard errors
 
 
+def test_the_chance_level_of_a_pair_of_layers_is_its_own():
+    """The same permutations are drawn for any number of layers, so each pair may stand alone."""
+    a, b = recorded(0, 200, block=20), recorded(1, 200, block=20)
+    b = replace(b, layers=(*b.layers, replace(a.layers[0], name="third")))  # 2 × 3 layers
+    whole = rs.compare(a, b, kernel="features")
+    for i, one in enumerate(a.layers):
+        for j, other in enumerate(b.layers):
+            alone = rs.compare(
+                replace(a, layers=(one,)), replace(b, layers=(other,)), kernel="features"
+            )
+            assert whole.chance_high[i, j] == pytest.approx(alone.chance_high[0, 0], abs=1e-6)
+
+
 def test_the_debiased_index_has_no_chance_level():
     rng = np.random.default_rng(0)
     a, b = (rs.record_arrays(rng.normal(size=(400, 30)), data_id="x", buckets=0) for _ in "ab")
