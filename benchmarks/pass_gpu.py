@@ -109,7 +109,7 @@ def bare(model: nn.Module, data: Any, batch_size: int, *, backward: bool) -> Non
     def run(batch: Any) -> Any:
         return model(**batch) if isinstance(batch, dict) else model(batch)
 
-    with untouched(model):
+    with untouched(model, frozen=backward):
         if not backward:
             with torch.no_grad():
                 for batch in split(data, batch_size):

@@ -467,6 +467,24 @@ def test_settings_of_precision_are_in_the_provenance():
     assert rep.made["dtype"] == "float32"
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_weights_that_autocast_keeps_are_neither_old_nor_left_behind(gradients):
+    model, x = networks.seeded(networks.MLP), torch.randn(40, 6)
+    options = {"gradients": gradients, "data_id": "x", "progress": False}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(x)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(2)
+        found = rs.record(model, x, **options)
+        model(x).sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        again = rs.record(model, x, **options)
+    for one, two in zip(found, again, strict=True):
+        assert all(torch.equal(one.tensors[key], two.tensors[key]) for key in one.tensors)
+
+
 # -- the model is left as it was -------------------------------------------------------------------
 
 

@@ -19,7 +19,6 @@ from .grams import grams
 from .representation import Layer, Settings, finish, without_sums
 from .sketch import Fold, add_to_buckets
 
-_READ_AT_ONCE = 8192  # features, where there are no buckets to fold onto
 _BATCHES_HELD = 32  # whose norms wait to be summed up together
 
 
@@ -66,11 +65,12 @@ class Accumulator:
                 if self.settings.elementwise:
                     f, g = vectors["features"].float(), vectors["gradients"].float()
                     vectors["elementwise"] = f * g
-            diagonals = self._add_blocks(vectors, plan.blocks)
-            if fused.available(features) and not self._deterministic:
+            kernels = self._add_blocks(vectors, plan.blocks)
+            much = gradients is not None or plan.buckets is not None
+            if much and fused.available(features) and not self._deterministic:
                 norms, inner = self._add_fused(vectors, plan.buckets)
             else:
-                norms, inner = self._add_plain(vectors, diagonals, plan)
+                norms, inner = self._add_plain(vectors, kernels, plan)
             self._norms.append(norms if inner is None else {**norms, "inner": inner})
             if len(self._norms) == _BATCHES_HELD:
                 self._add_moments()
@@ -78,13 +78,12 @@ class Accumulator:
 
     def _add_blocks(
         self, vectors: dict[str, Tensor], spans: list[tuple[int, int]]
-    ) -> dict[str, list[Tensor]]:
+    ) -> dict[str, Tensor]:  # each (blocks, B, B)
         """Gram matrices inside blocks, packed at once on a CPU, at the end on a GPU.
 
-        A GPU would spend more time on being told to pack a block than on everything else. Returns
-        the squared norms of the rows in each block.
+        A GPU would spend more time on being told to pack a block than on everything else.
         """
-        diagonals: dict[str, list[Tensor]] = {kind: [] for kind in vectors}
+        out: dict[str, Tensor] = {}
         size = self.settings.block
         for kinds in (("features", "gradients"), ("elementwise",)):
             found = [kind for kind in kinds if kind in vectors]
@@ -94,20 +93,16 @@ class Accumulator:
             kernels = grams([vectors[kind] for kind in found], spans, size)
             for kind, of_kind, kept in zip(found, kernels, held, strict=True):
                 kept.append((of_kind,) if of_kind.is_cuda else pack16(of_kind, size))
-                norms = of_kind.diagonal(dim1=1, dim2=2)
-                diagonals[kind] = [
-                    row[: stop - start] for row, (start, stop) in zip(norms, spans, strict=True)
-                ]
-        return diagonals
+                out[kind] = of_kind
+        return out
 
     def _add_plain(
-        self, vectors: dict[str, Tensor], diagonals: dict[str, list[Tensor]], plan: Plan
+        self, vectors: dict[str, Tensor], kernels: dict[str, Tensor], plan: Plan
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Buckets and moments in plain PyTorch: squared norms, and ⟨f, g⟩ of each sample."""
         norms = {}
         for kind, x in vectors.items():
-            rest = x[sum(map(len, diagonals[kind])) :].float()
-            norms[kind] = torch.cat([*diagonals[kind], torch.einsum("nd,nd->n", rest, rest)])
+            norms[kind] = _squared_norms(x, kernels.get(kind), plan.blocks)
             if plan.buckets is not None:
                 table, total = self._tables(kind, x.device)
                 folded = self._folded(x.device)(x.float())
@@ -125,8 +120,10 @@ class Accumulator:
 
         def sketched(*kinds: str) -> tuple[Tensor, ...]:
             x = [vectors[kind] for kind in kinds]
-            tables = [self._tables(k, x[0].device) for k in kinds] if buckets else []
             second = x[1] if len(x) > 1 else None
+            if buckets is None:
+                return fused.sketch(x[0], second, None, None, [])
+            tables = [self._tables(kind, x[0].device) for kind in kinds]
             return fused.sketch(x[0], second, self._folded(x[0].device), buckets, tables)
 
         norms: dict[str, Tensor] = {}
@@ -141,8 +138,7 @@ class Accumulator:
 
     def _folded(self, device: torch.device) -> Fold:
         if self._fold is None:
-            width = self.width if self.settings.buckets else min(self.dim, _READ_AT_ONCE)
-            self._fold = Fold(self.dim, width, self.settings.seed, device)
+            self._fold = Fold(self.dim, self.width, self.settings.seed, device)
         return self._fold
 
     def _tables(self, kind: str, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -199,3 +195,20 @@ class Accumulator:
             moments=MappingProxyType(moments),
             tensors=MappingProxyType({key: value.cpu() for key, value in tensors.items()}),
         )
+
+
+def _squared_norms(x: Tensor, kernels: Tensor | None, spans: list[tuple[int, int]]) -> Tensor:
+    """‖x_i‖² of rows (n, d), in float32; those of blocks come from the diagonals of their kernels.
+
+    A GPU may have rounded the factors of float32 products, but no others.
+    """
+    known: list[Tensor] = []
+    if kernels is not None and not (x.is_cuda and x.dtype == torch.float32):
+        diagonals = kernels.diagonal(dim1=1, dim2=2)
+        known = [row[: stop - start] for row, (start, stop) in zip(diagonals, spans, strict=True)]
+        x = x[spans[-1][1] :]
+    if x.is_cuda:  # in one read, whatever the dtype
+        rest = torch.linalg.vector_norm(x, dim=1, dtype=torch.float32).square_()
+    else:
+        rest = torch.einsum("nd,nd->n", x.float(), x.float())
+    return torch.cat([*known, rest])

@@ -61,11 +61,20 @@ def of_name(data_id: str, count: int) -> np.ndarray:  # (count,) uint64
 def of_weights(model: nn.Module) -> str:
     """A digest of names, shapes and evenly spaced values of the weights: cheap at any size."""
     digest = hashlib.blake2b(digest_size=8)
-    for key, tensor in sorted(model.state_dict().items()):
-        if not isinstance(tensor, Tensor):
-            continue
-        flat = tensor.detach().reshape(-1)
-        flat = flat[:: max(1, -(-len(flat) // _WEIGHTS))].cpu()
-        digest.update(f"{plain_name(key)} {tuple(tensor.shape)}".encode())
-        digest.update(flat.contiguous().view(torch.uint8).numpy().tobytes())
+    weights = {k: w for k, w in sorted(model.state_dict().items()) if isinstance(w, Tensor)}
+    values = {key: _some_bytes(weight) for key, weight in weights.items()}
+    read: dict[str, bytes] = {}
+    for device in {x.device for x in values.values()}:  # one copy each, as a GPU is slow to begin
+        here = [key for key, x in values.items() if x.device == device]
+        lengths = [len(values[key]) for key in here]
+        whole = torch.cat([values[key] for key in here]).cpu().split(lengths)
+        read |= {key: x.numpy().tobytes() for key, x in zip(here, whole, strict=True)}
+    for key, weight in weights.items():
+        digest.update(f"{plain_name(key)} {tuple(weight.shape)}".encode())
+        digest.update(read[key])
     return digest.hexdigest()
+
+
+def _some_bytes(weight: Tensor) -> Tensor:  # uint8
+    flat = weight.detach().reshape(-1)
+    return flat[:: max(1, -(-len(flat) // _WEIGHTS))].contiguous().view(torch.uint8)

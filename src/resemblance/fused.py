@@ -24,6 +24,7 @@ except ImportError:  # a build of torch without it, such as the CPU's
 
 # samples, slots and warps of a program: the fastest of those tried on an H200
 _ROWS, _SLOTS, _WARPS = 4, 512, 2
+_READ_AT_ONCE = 8192  # features, where there are no buckets to fold onto
 
 
 def available(x: Tensor) -> bool:
@@ -57,22 +58,27 @@ if triton is not None:
         norm_f = tl.zeros((ROWS, SLOTS), tl.float32)
         norm_g = tl.zeros((ROWS, SLOTS), tl.float32)
         for chunk in range(chunks):
-            shift = tl.load(shift_ptr + chunk)
-            turned = slots - shift
-            column = chunk * width + tl.where(turned < 0, turned + width, turned)
+            turned = slots
+            if T > 0:
+                turned = slots - tl.load(shift_ptr + chunk)
+                turned = tl.where(turned < 0, turned + width, turned)
+            column = chunk * width + turned
             if EIGHTS:  # shifts and widths are multiples of eight: so are runs of columns
                 column = tl.max_contiguous(tl.multiple_of(column, 8), 8)
             valid = inside & (column < d)
-            sign = tl.load(sign_ptr + column, mask=valid, other=0).to(tl.float32)
             mask = real[:, None] & valid[None, :]
             f = tl.load(f_ptr + start + column[None, :], mask=mask, other=0.0).to(tl.float32)
-            sum_f += f * sign[None, :]
+            g = f
             norm_f += f * f
             if PAIR:
                 g = tl.load(g_ptr + start + column[None, :], mask=mask, other=0.0).to(tl.float32)
-                sum_g += g * sign[None, :]
                 norm_g += g * g
                 inner += f * g
+            if T > 0:
+                sign = tl.load(sign_ptr + column, mask=valid, other=0).to(tl.float32)
+                sum_f += f * sign[None, :]
+                if PAIR:
+                    sum_g += g * sign[None, :]
         place = slots[None, :]
         keep = real[:, None] & inside[None, :]
         for t in tl.static_range(T):
@@ -97,21 +103,23 @@ if triton is not None:
 def sketch(
     features: Tensor,  # (n, d), contiguous
     gradients: Tensor | None,  # likewise, and of the same dtype
-    fold: Fold,
+    fold: Fold | None,  # None without buckets
     buckets: tuple[Tensor, Tensor] | None,  # bucket (int64) and sign (float32) of each, (n, t)
     tables: Sequence[tuple[Tensor, Tensor]],  # (M, width) float32 and (width,) float64; added to
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Add a batch to buckets and totals, if any; returns ‖f‖², ‖g‖² and ⟨f, g⟩ of each sample."""
     n, d = features.shape
     norm_f, norm_g, inner = torch.zeros(3, n, device=features.device)
-    grid = (triton.cdiv(fold.width, _SLOTS), triton.cdiv(n, _ROWS))
+    width = fold.width if fold is not None else min(d, _READ_AT_ONCE)
+    grid = (triton.cdiv(width, _SLOTS), triton.cdiv(n, _ROWS))
     h, s = buckets if buckets is not None else (inner, inner)  # not read
+    signs, shifts = fold.packed() if fold is not None else (inner, inner)
     (table_f, total_f), (table_g, total_g) = (*tables, *tables, *[(inner, inner)] * 2)[:2]
     _kernel[grid](
-        features, features if gradients is None else gradients, *fold.packed(), h, s,
+        features, features if gradients is None else gradients, signs, shifts, h, s,
         table_f, table_g, total_f, total_g, inner, norm_f, norm_g,
-        n, d, fold.width, len(fold.shifts),
+        n, d, width, triton.cdiv(d, width),
         T=0 if buckets is None else h.shape[1], PAIR=gradients is not None,
-        EIGHTS=fold.width % 8 == 0, ROWS=_ROWS, SLOTS=_SLOTS, num_warps=_WARPS,
+        EIGHTS=width % 8 == 0, ROWS=_ROWS, SLOTS=_SLOTS, num_warps=_WARPS,
     )  # fmt: skip
     return norm_f, norm_g, inner

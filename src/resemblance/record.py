@@ -128,7 +128,7 @@ def record(
     )
     shard = _check_choices(1 if batch_size == "auto" else batch_size, on_bad, shard)
     run, called = call or run_by_convention, name or type(model).__name__
-    with untouched(model):
+    with untouched(model, frozen=gradients):
         source = sources.source(data, seed=seed, block=settings.block, shard=shard)
         settings = replace(settings, block=source.block)
         first = to_device(source.first, device)

@@ -26,6 +26,8 @@ from .order import OrderCheck
 from .representation import Representation, Settings
 from .sketch import CountSketch, mix
 
+_BATCHES_AHEAD = 2  # that the host may be of a GPU, so that neither waits for the other
+
 
 class PassState:
     """Blocks, buckets and moments of all layers while samples stream by."""
@@ -57,7 +59,7 @@ class PassState:
         self._signs = torch.zeros(settings.buckets)
         self._sum_of_hashes = 0
         self._trial: set[int] | None = None
-        self._verdict: tuple[Any, Tensor, torch.cuda.Event | None, np.ndarray] | None = None
+        self._verdicts: list[tuple[Any, Tensor, torch.cuda.Event | None, np.ndarray]] = []
 
     def begin(self, chunks: Sequence[Chunk], batch: Any, data_id: str | None) -> None:
         """Fix what is common to all layers of the next batch."""
@@ -126,10 +128,8 @@ class PassState:
         finite = torch.stack([self._finite[key] for key in where]).isfinite()
         keep = np.ones(len(self._indices), bool)
         if self.on_bad == "raise":
-            self._refuse_bad()  # in the batch before, whose verdict has arrived by now
-            self._verdict = (where, *_on_the_way(finite), self._indices)
-            if not finite.is_cuda:
-                self._refuse_bad()
+            self._verdicts.append((where, *_on_the_way(finite), self._indices))
+            self._refuse_bad(_BATCHES_AHEAD if finite.is_cuda else 0)
         else:
             keep = finite.all(0).cpu().numpy()
             self._plan = self._make_plan(keep)
@@ -144,18 +144,19 @@ class PassState:
         total = int(hashes.sum(dtype=np.uint64))  # which wraps around at 2⁶⁴
         self._sum_of_hashes = (self._sum_of_hashes + total) % 2**64
 
-    def _refuse_bad(self) -> None:
-        """An error that names where it began: features go bad forwards, gradients backwards.
+    def _refuse_bad(self, unread: int = 0) -> None:
+        """Read the verdicts on all batches but the latest `unread`, which may be under way.
 
-        On a GPU this comes one batch late, so that nobody waits for the device meanwhile.
+        An error names where it began: features go bad forwards, gradients backwards.
         """
-        if self._verdict is None:
-            return
-        (where, finite, arrived, indices), self._verdict = self._verdict, None
-        if arrived is not None:
-            arrived.synchronize()
-        if finite.all():
-            return
+        while len(self._verdicts) > unread:
+            where, finite, arrived, indices = self._verdicts.pop(0)
+            if arrived is not None:
+                arrived.synchronize()
+            if not finite.all():
+                self._refuse(where, finite, indices)
+
+    def _refuse(self, where: list[tuple[str, int]], finite: Tensor, indices: np.ndarray) -> None:
         row = int((~finite.all(0)).nonzero()[0])
         bad = [key for key, ok in zip(where, finite[:, row].tolist(), strict=True) if not ok]
         features = [i for kind, i in bad if kind == "features"]
