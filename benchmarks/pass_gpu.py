@@ -258,7 +258,6 @@ def rivals(name: str, options: argparse.Namespace) -> dict[str, Any]:
         return {"skipped": str(error)}
     nets = [made(name, seed) for seed in (0, 1)]
     batch_size, block, count, _ = networks()[name][2]
-    count *= {SMALL: 4, LARGE: 2}[name]  # enough for the comparison at the end to weigh little
     data = networks()[name][1](options.samples or count)
     taps = select(nets[0], "auto", trace(nets[0], lambda: nets[0](data[:2])))
     layers = [tap.module for tap in taps]
@@ -283,7 +282,7 @@ def rivals(name: str, options: argparse.Namespace) -> dict[str, Any]:
                 rs.record(net, data, data_id="random", progress=False, **common, **choice)
                 for net in nets
             )
-            return rs.compare(a, b, kernel="features")
+            return rs.compare(a, b, kernel="features", device="cuda")
 
         return work
 

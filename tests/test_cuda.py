@@ -9,6 +9,7 @@ from torch import nn
 import networks
 import resemblance as rs
 from resemblance import grams
+from resemblance.errors import DataError
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -150,3 +151,61 @@ def test_all_pairs_on_a_gpu():
         # float32 on one, float64 on the other
         assert float(abs(cpu.scores - gpu.scores).max()) < 1e-5
         assert float(abs(cpu.stderr - gpu.stderr).max()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"index": "cka"},
+        {"index": "cka-debiased", "kernel": "sum"},
+        {"index": "rsa", "kernel": "gradients"},
+        {"index": "nbs"},
+        {"index": "spectral", "kernel": "transport"},
+        {"estimator": "buckets", "kernel": "features"},
+        {"estimator": "paper", "index": "nbs"},
+    ],
+    ids=str,
+)
+def test_a_pair_on_a_gpu(options):
+    data = {"l0": torch.randn(300, 20, generator=G), "l1": torch.randn(300, 9, generator=G)}
+    a, b = (
+        rs.record_arrays(
+            {key: (x + i).relu() for key, x in data.items()},
+            {key: x.sin() + i for key, x in data.items()},
+            data_id="x",
+            block=32,
+            buckets=64,
+        )
+        for i in range(2)
+    )
+    cpu, gpu = (rs.compare(a, b, device=device, **options) for device in ("cpu", "cuda"))
+    for name in ("scores", "stderr", "chance", "chance_high"):
+        one, two = getattr(cpu, name), getattr(gpu, name)
+        assert (one is None) == (two is None)
+        assert one is None or float(abs(one - two).max()) < 1e-6
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_alone_on_a_gpu(gradients, dtype):
+    """More samples than the blocks hold: norms of the rest come from a read of their own."""
+    data = torch.randn(400, 6, generator=G).to(dtype)
+    options = {"gradients": gradients, "buckets": 0, "block": 16, "blocks": 9, "data_id": "x"}
+    model = networks.seeded(networks.MLP, width=40).to(dtype)
+    cpu = rs.record(model, data, **options)
+    gpu = rs.record(model.cuda(), data, batch_size=64, **options)
+    close = 1e-5 if dtype == torch.float32 else 0.02
+    for one, two in zip(cpu, gpu, strict=True):
+        assert dict(two.moments) == pytest.approx(dict(one.moments), rel=close)
+        for kind in one.kinds:
+            off = (one.blocks(kind) - two.blocks(kind)).norm() / one.blocks(kind).norm()
+            assert float(off) < max(close, 3e-4)
+
+
+@pytest.mark.parametrize("where", [5, 399])
+def test_a_gpu_names_the_sample_that_is_not_finite(where):
+    """Though nobody waits for a batch: the verdict on it is read later."""
+    data = torch.randn(400, 6, generator=G)
+    data[where, 3] = torch.nan
+    with pytest.raises(DataError, match=rf"features of layer 'act1' at sample {where};"):
+        rs.record(networks.seeded(networks.MLP).cuda(), data, layers=["act1"], batch_size=16)

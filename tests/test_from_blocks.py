@@ -10,7 +10,7 @@ from torch import nn
 
 import reference_compare as reference
 import resemblance as rs
-from resemblance import from_blocks
+from resemblance import block_sums, chance, from_blocks
 from resemblance.errors import MismatchError
 
 KERNELS = ("features", "gradients", "product", "sum", "elementwise")
@@ -28,7 +28,7 @@ def packed(k):  # (n, n) -> (1, t), (1, n)
 
 
 def sums_of(k1, k2):
-    return from_blocks.pair_sums(*(from_blocks.side(*packed(k)) for k in (k1, k2)))
+    return block_sums.pair_sums(*(block_sums.side(*packed(k)) for k in (k1, k2)))
 
 
 def subsets(n, size):
@@ -45,7 +45,7 @@ def test_inner_product_over_all_blocks_averages_to_the_exact_one(name, size, cen
     k1, k2 = (reference.kernel(name, *population(seed)) for seed in (0, 1))
     found = [
         float(
-            from_blocks.inner_product(
+            block_sums.inner_product(
                 sums_of(k1[np.ix_(at, at)], k2[np.ix_(at, at)]), size, 7, centre=centre
             )
         )
@@ -62,7 +62,7 @@ def test_debiased_inner_product_is_a_u_statistic(centre):
         found = []
         for at in subsets(7, size):
             one, two = k1[np.ix_(at, at)], k2[np.ix_(at, at)]
-            value = float(from_blocks.inner_product(sums_of(one, two), size, np.inf, centre=centre))
+            value = float(block_sums.inner_product(sums_of(one, two), size, np.inf, centre=centre))
             assert value == pytest.approx(form(one, two), rel=1e-9)
             found.append(value)
         assert np.mean(found) == pytest.approx(form(k1, k2), rel=1e-9)
@@ -77,7 +77,7 @@ def test_covariance_over_all_blocks_averages_to_the_exact_one(size):
         square[rows, columns] = square[columns, rows] = values
     found = [
         float(
-            from_blocks.covariance(
+            block_sums.covariance(
                 sums_of(square1[np.ix_(at, at)], square2[np.ix_(at, at)]), size, 7
             )
         )
@@ -88,20 +88,20 @@ def test_covariance_over_all_blocks_averages_to_the_exact_one(size):
 
 def test_own_sums_are_pair_sums_with_oneself():
     k = reference.kernel("product", *population(0))
-    own = from_blocks.own_sums(from_blocks.side(*packed(k)))
-    torch.testing.assert_close(own[:, 0], sums_of(k, k)[:, 0, 0])
+    own = block_sums.own_sums(block_sums.side(*packed(k)))
+    torch.testing.assert_close(own[:, 0], sums_of(k, k)[:, 0, 0, 0])
 
 
 @pytest.mark.parametrize("samples", [6, 50, np.inf])
 def test_levelling_changes_no_centred_estimate(samples):
     k1, k2 = (reference.kernel("product", *population(seed, n=6)) for seed in (0, 1))
     one, two = packed(k1), packed(k2)
-    plain = from_blocks.pair_sums(from_blocks.side(*one), from_blocks.side(*two))
-    level = [from_blocks.level(*x) for x in (one, two)]
-    again = from_blocks.side(*level[0][:2])
+    plain = block_sums.pair_sums(block_sums.side(*one), block_sums.side(*two))
+    level = [block_sums.level(*x) for x in (one, two)]
+    again = block_sums.side(*level[0][:2])
     assert max(float((x - y).abs().max()) for x, y in zip(level[0], again, strict=True)) < 1e-9
-    expected = from_blocks.inner_product(plain, 6, samples, centre=True)
-    found = from_blocks.inner_product(from_blocks.pair_sums(*level), 6, samples, centre=True)
+    expected = block_sums.inner_product(plain, 6, samples, centre=True)
+    found = block_sums.inner_product(block_sums.pair_sums(*level), 6, samples, centre=True)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
 
 
@@ -114,27 +114,32 @@ def test_permuted_sums_are_the_mean_over_all_permutations(form, samples):
 
     def combine(sums):
         if form == "covariance":
-            return float(from_blocks.covariance(sums, 5, samples))
-        return float(from_blocks.inner_product(sums, 5, samples, centre=form == "centred"))
+            return float(block_sums.covariance(sums, 5, samples))
+        return float(block_sums.inner_product(sums, 5, samples, centre=form == "centred"))
 
     every = [
         combine(sums_of(k1, k2[np.ix_(order, order)])) for order in itertools.permutations(range(5))
     ]
-    expected = combine(from_blocks.permuted_sums(sums_of(k1, k2), 5))
+    expected = combine(chance.permuted_sums(sums_of(k1, k2), 5))
     assert expected == pytest.approx(np.mean(every), rel=1e-9, abs=1e-9)
     if form == "centred" and samples == np.inf:
         assert expected == pytest.approx(0, abs=1e-9)  # the debiased index has no chance level
 
 
 def test_drawn_permutations_permute_rows_and_columns_alike():
-    k = reference.kernel("product", *population(0, n=5))
-    one = from_blocks.side(*packed(k))
-    drawn = from_blocks._permuted(one, 3, torch.Generator().manual_seed(0))
-    assert drawn[0].shape == (3, 10)
-    torch.testing.assert_close(drawn[0].sort(1).values, one[0].sort(1).values.expand(3, -1))
-    # row sums belong to the permuted entries
-    again = from_blocks.side(drawn[0], drawn[1])
-    torch.testing.assert_close(again[2], drawn[2])
+    """Two blocks of three layers in four orders, each against the permuted square matrix."""
+    kernels = [reference.kernel("product", *population(seed, n=5)) for seed in range(6)]
+    triangles, diagonals = (torch.cat(x) for x in zip(*map(packed, kernels), strict=True))
+    orders = chance.orders(2, 4, 5, torch.Generator().manual_seed(0))
+    found = chance.permuted(block_sums.side(triangles, diagonals), orders)
+    assert [len(x) for x in found] == [24] * 5
+    expected = [
+        packed(kernels[3 * block + layer][np.ix_(order, order)])
+        for block in range(2) for order in orders[block].numpy() for layer in range(3)
+    ]  # fmt: skip
+    again = block_sums.side(*(torch.cat(x) for x in zip(*expected, strict=True)))
+    for one, two in zip(found, again, strict=True):
+        torch.testing.assert_close(one, two)
 
 
 # -- whole estimates -------------------------------------------------------------------------------
@@ -202,6 +207,18 @@ def test_a_network_is_exactly_like_itself(name, index):
         np.testing.assert_allclose(np.diag(found.scores), 1, atol=1e-6)
         np.testing.assert_allclose(np.diag(found.stderr), 0, atol=1e-6)
         assert np.all((found.scores <= 1) & (found.scores >= -1))
+
+
+@pytest.mark.parametrize("index", ["cka", "cka-debiased", "rsa"])
+def test_how_many_blocks_are_taken_at_a_time_does_not_matter(index, monkeypatch):
+    a, b = (recorded(seed, 100, block=8, name=f"{seed}") for seed in (0, 1))  # the last is shorter
+    found = []
+    for rows in (1, 6, 1000):
+        monkeypatch.setitem(from_blocks._ROWS, "cpu", rows)
+        found.append(rs.compare(a, b, index=index))
+    for other in found[1:]:
+        for name in ("scores", "stderr", "chance", "chance_high"):
+            np.testing.assert_allclose(getattr(other, name), getattr(found[0], name), atol=1e-6)
 
 
 def test_blocks_of_unequal_size_are_unbiased_on_average():

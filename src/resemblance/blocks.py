@@ -31,8 +31,8 @@ def lower(size: int, device: torch.device | None = None) -> tuple[Tensor, Tensor
     return rows, columns
 
 
-@functools.lru_cache(maxsize=2)
-def square_places(size: int) -> Tensor:  # (n, n)
+@functools.lru_cache(maxsize=4)
+def square_places(size: int, device: torch.device | None = None) -> Tensor:  # (n, n)
     """Where each entry of a symmetric matrix lies in its strict lower triangle; 0 on the diagonal.
 
     >>> square_places(3).tolist()
@@ -41,13 +41,13 @@ def square_places(size: int) -> Tensor:  # (n, n)
     out = torch.zeros(size, size, dtype=torch.long)
     rows, columns = lower(size)
     out[rows, columns] = out[columns, rows] = torch.arange(len(rows))
-    return out
+    return out.to(device or "cpu")
 
 
-@functools.lru_cache(maxsize=2)
-def others(size: int) -> Tensor:  # (n · (n-1),)
+@functools.lru_cache(maxsize=4)
+def others(size: int, device: torch.device | None = None) -> Tensor:  # (n · (n-1),)
     """`square_places` row by row, without the diagonal."""
-    return square_places(size)[~torch.eye(size, dtype=torch.bool)]
+    return square_places(size)[~torch.eye(size, dtype=torch.bool)].to(device or "cpu")
 
 
 def picked(x: Tensor, which: Tensor) -> Tensor:  # (k, n), (t,) -> (k, t)
@@ -106,7 +106,7 @@ def unpack16(triangle: Tensor, diagonal: Tensor, *, dtype: torch.dtype = torch.f
 
     Returns the entries K_ij, i > j, row by row; the diagonal is exact and stays where it is.
     """
-    rows, columns = lower(diagonal.shape[-1])
+    rows, columns = lower(diagonal.shape[-1], triangle.device)
     scale = diagonal.to(dtype).sqrt()
     entries = triangle.T.contiguous().T.to(dtype).div_(_ONE16)
     return entries.mul_(picked(scale, rows)).mul_(picked(scale, columns))
@@ -115,8 +115,8 @@ def unpack16(triangle: Tensor, diagonal: Tensor, *, dtype: torch.dtype = torch.f
 def squares(triangles: Tensor, diagonal: Tensor) -> Tensor:
     """Full symmetric matrices (k, n, n) from lower triangles (k, t) and diagonals (k, n)."""
     size = diagonal.shape[-1]
-    rows, columns = lower(size)
-    out = torch.zeros(*diagonal.shape, size, dtype=triangles.dtype)
+    rows, columns = lower(size, triangles.device)
+    out = torch.zeros(*diagonal.shape, size, dtype=triangles.dtype, device=triangles.device)
     out[..., rows, columns] = triangles
     out = out + out.transpose(-1, -2)
     out.diagonal(dim1=-2, dim2=-1).copy_(diagonal)

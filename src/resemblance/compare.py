@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import torch
 
 from . import from_blocks, from_buckets, indices, kernels, spectra
 from .comparison import Comparison
@@ -39,6 +40,7 @@ def compare(
     index: str = "cka",
     centre: bool | None = None,
     estimator: str = "auto",
+    device: str | torch.device = "cpu",
 ) -> Comparison:
     """How alike two networks are, layer by layer, with standard errors and a chance level.
 
@@ -57,6 +59,7 @@ def compare(
             `buckets` (sketches: any two data sets), `paper` (Algorithm 1 as published). `auto`
             takes blocks when both networks saw the same samples, else buckets; for `nbs` it
             takes buckets, whose bias is smaller, but for the product, which they do not sketch.
+        device: where to compute, such as `"cuda"`; on the CPU by default.
 
     Bias and cost: see `from_blocks.scores` and `from_buckets.scores`.
 
@@ -77,10 +80,11 @@ def compare(
     paired = same_samples(a, b)
     if estimator == "blocks":
         samples = (sum(a.block_sizes), sum(b.block_sizes))
-        estimate = _from_blocks(a, b, kernel, index, centre, paired)
+        estimate = _from_blocks(a, b, kernel, index, centre, paired, device)
     else:
         samples = (a.samples, b.samples)
-        estimate = from_buckets.scores(a, b, kernel, index, centre, paper=estimator == "paper")
+        paper = estimator == "paper"
+        estimate = from_buckets.scores(a, b, kernel, index, centre, device, paper=paper)
     notes = _notes(kernel, index, estimator)
     alarms = [] if paired or index == "spectral" else [_UNPAIRED]
     alarms += _constant_layers(a, b, estimate.alive)
@@ -132,14 +136,20 @@ def _choose(a: Representation, b: Representation, kernel: str, index: str, estim
 
 
 def _from_blocks(
-    a: Representation, b: Representation, kernel: str, index: str, centre: bool, paired: bool
+    a: Representation,
+    b: Representation,
+    kernel: str,
+    index: str,
+    centre: bool,
+    paired: bool,
+    device: str | torch.device,
 ) -> from_blocks.Estimate:
     if index == "nbs":
-        return spectra.nbs_scores(a, b, kernel, centre)
+        return spectra.nbs_scores(a, b, kernel, centre, device)
     if index == "spectral":
         together = paired and a.block_numbers == b.block_numbers
-        return spectra.spectral_scores(a, b, kernel, centre, paired=together)
-    return from_blocks.scores(a, b, kernel, index, centre)
+        return spectra.spectral_scores(a, b, kernel, centre, device, paired=together)
+    return from_blocks.scores(a, b, kernel, index, centre, device)
 
 
 def _notes(kernel: str, index: str, estimator: str) -> list[str]:

@@ -1,12 +1,8 @@
 """Indices from exact kernels inside blocks of samples: unbiased sums, jackknife, chance level.
 
-Everything that CKA and RSA need of two kernels over N samples is a sum over pairs, triples or
-quadruples of samples. Inside a block of n samples each such sum over *distinct* samples, divided by
-the number of its terms, is a U-statistic: it estimates the mean over all N samples without bias,
-as long as blocks are random subsets. Diagonal terms are known for every sample of a block. Put
-together with the counts for N, they estimate numerator and denominators of the index on the whole
-N × N kernel, once a block. Blocks are nearly independent, so leaving out one at a time gives the
-standard error, and permuting the pairing of samples inside blocks gives the chance level.
+Each block says what it can about numerator and denominators of an index on the whole N × N kernel
+(`block_sums`). Blocks are nearly independent, so leaving out one at a time gives the standard
+error, and permuting the pairing of samples inside blocks the chance level (`chance`).
 """
 
 from __future__ import annotations
@@ -19,19 +15,18 @@ import torch
 from torch import Tensor
 
 from . import blocks as packing
-from . import indices, kernels
+from . import chance, indices, kernels
+from .block_sums import Side, covariance, inner_product, level, own_sums, pair_sums, side
 from .errors import MismatchError
 from .representation import Layer, Representation
 
 _DRAWS = 256  # permutations drawn in all, spread over the blocks
-_TOTALS = 1000  # ways of choosing one draw a block, for the 95 % quantile
+_ROWS = {"cpu": 64, "cuda": 2048}  # kernels of blocks at a time: what a cache holds, or fills a GPU
 
 # Kernel entries are stored as 16-bit correlations, whose rounding has variance 8e-11. A layer whose
 # squared entries, centred, lie below this share of its diagonal squared is constant as far as
 # one can see.
 FINEST_SQUARE = 1e-9
-
-Side = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,12 +40,33 @@ class Estimate:
     chance_high: np.ndarray | None = None  # 95 % quantile
 
 
-def stacked(
-    layers: Iterable[Layer], kernel: str, sizes: Sequence[int]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each block of a named kernel, for all layers, in float64.
+def runs(sizes: Sequence[int], at_once: int) -> list[tuple[int, int]]:
+    """Successive blocks [start, stop) of one size, at most `at_once` of them.
 
-    Yields strict lower triangles (L, t), row by row, t = n(n-1)/2, and diagonals (L, n).
+    >>> runs([8, 8, 8, 8, 8, 5], at_once=3)
+    [(0, 3), (3, 5), (5, 6)]
+    """
+    out: list[tuple[int, int]] = []
+    for b, n in enumerate(sizes):
+        if out and n == sizes[b - 1] and b - out[-1][0] < at_once:
+            out[-1] = (out[-1][0], b + 1)
+        else:
+            out.append((b, b + 1))
+    return out
+
+
+def stacked(
+    layers: Iterable[Layer],
+    kernel: str,
+    sizes: Sequence[int],
+    device: str | torch.device = "cpu",
+    *,
+    at_once: int = 1,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The blocks of a named kernel, for all layers, in float64: `runs` of g blocks at a time.
+
+    Yields strict lower triangles (g·L, t), row by row, t = n(n-1)/2, and diagonals (g·L, n): all
+    layers of a block, then those of the next.
     """
     layers = list(layers)
     kinds = kernels.needs(kernel)
@@ -58,25 +74,27 @@ def stacked(
         kind: torch.tensor([[max(x.moments[f"trace_{kind}"], 1e-300)] for x in layers]).double()
         for kind in kinds
     }
-    for b, n in enumerate(sizes):
+    for start, stop in runs(sizes, at_once):
+        n = sizes[start]
         t = n * (n - 1) // 2
         entries, diagonals = {}, {}
         for kind in kinds:
-            packed = torch.stack([x.tensor(f"{kind}.blocks.triangle")[b, :t] for x in layers], 1).T
-            diagonals[kind] = torch.stack(
-                [x.tensor(f"{kind}.blocks.diagonal")[b, :n] for x in layers]
-            ).double()
-            entries[kind] = packing.unpack16(packed, diagonals[kind])
+            packed = [x.tensor(f"{kind}.blocks.triangle")[start:stop, :t].T for x in layers]
+            diagonal = [x.tensor(f"{kind}.blocks.diagonal")[start:stop, :n] for x in layers]
+            diagonals[kind] = torch.stack(diagonal, 1).flatten(0, 1).to(device).double()
+            rows = torch.stack(packed, 2).to(device).flatten(1).T
+            entries[kind] = packing.unpack16(rows, diagonals[kind])
+        unit = {kind: x.to(device).repeat(stop - start, 1) for kind, x in scale.items()}
         if kernel == "transport":
             square = kernels.transport(
-                *(packing.squares(entries[k], diagonals[k]) / scale[k][..., None] for k in kinds)
+                *(packing.squares(entries[k], diagonals[k]) / unit[k][..., None] for k in kinds)
             )
-            rows, columns = packing.lower(n)
-            yield square[:, rows, columns], square.diagonal(dim1=-2, dim2=-1).clone()
+            i, j = packing.lower(n, square.device)
+            yield square[:, i, j], square.diagonal(dim1=-2, dim2=-1).clone()
         else:
             yield (
-                kernels.entries(kernel, entries, scale),
-                kernels.entries(kernel, diagonals, scale),
+                kernels.entries(kernel, entries, unit),
+                kernels.entries(kernel, diagonals, unit),
             )
 
 
@@ -86,133 +104,6 @@ def kernel_blocks(
     """Each block of one layer: strict lower triangle (n(n-1)/2,) and diagonal (n,), float64."""
     for triangles, diagonals in stacked([layer], kernel, sizes):
         yield triangles[0], diagonals[0]
-
-
-# -- sums over distinct samples -----------------------------------------------------------------
-
-
-def counts(n: float) -> tuple[float, float, float, float]:
-    """Ordered tuples of 1, 2, 3 and 4 distinct samples out of n.
-
-    >>> counts(4)
-    (4, 12, 24, 24)
-    """
-    return n, n * (n - 1), n * (n - 1) * (n - 2), n * (n - 1) * (n - 2) * (n - 3)
-
-
-def side(triangle: Tensor, diagonal: Tensor) -> Side:  # (L, t), (L, n)
-    """What one kernel brings to a block: entries, diagonal, row sums off it, and their totals."""
-    n = diagonal.shape[-1]
-    sums = packing.picked(triangle, packing.others(n)).T.unflatten(0, (n, n - 1)).sum(1).T
-    return triangle, diagonal, sums, diagonal.sum(1), sums.sum(1)
-
-
-def level(triangle: Tensor, diagonal: Tensor) -> Side:
-    """`side` of K_ij − u_i − u_j, whose rows sum to zero off the diagonal; centring cannot tell.
-
-    Whatever u is, HKH stays the same, and so does every estimate of it below (exactly, block by
-    block). But features with a large mean no longer drown their own differences in round-off.
-    Reference: Székely and Rizzo 2014, U-centring.
-    """
-    n = diagonal.shape[-1]
-    as_it_is = side(triangle, diagonal)
-    if n < 3:
-        return as_it_is
-    _, _, sums, _, total = as_it_is
-    u = sums / (n - 2) - total[:, None] / (2 * (n - 1) * (n - 2))
-    rows, columns = packing.lower(n)
-    triangle = triangle - packing.picked(u, rows) - packing.picked(u, columns)
-    diagonal = diagonal - 2 * u
-    return triangle, diagonal, torch.zeros_like(sums), diagonal.sum(1), torch.zeros_like(total)
-
-
-def pair_sums(a: Side, b: Side) -> Tensor:  # (9, L1, L2)
-    """Sums over one block for all pairs of layers, from which every estimate is made.
-
-    Σ_{i≠j} K1_ij K2_ij, Σ r1 r2, Σ d1 d2, Σ d1 r2, Σ r1 d2, and the products of totals
-    s1 s2, t1 t2, t1 s2, s1 t2, with d the diagonal, r the row sums off it, t = Σd, s = Σr.
-    """
-    (k1, d1, r1, t1, s1), (k2, d2, r2, t2, s2) = a, b
-    return torch.stack(
-        [
-            2 * k1 @ k2.T,
-            r1 @ r2.T,
-            d1 @ d2.T,
-            d1 @ r2.T,
-            r1 @ d2.T,
-            torch.outer(s1, s2),
-            torch.outer(t1, t2),
-            torch.outer(t1, s2),
-            torch.outer(s1, t2),
-        ]
-    )
-
-
-def own_sums(a: Side) -> Tensor:  # (9, L)
-    """`pair_sums` of each layer with itself."""
-    k, d, r, t, s = a
-    rows = [2 * (k * k).sum(1), (r * r).sum(1), (d * d).sum(1), (d * r).sum(1), (d * r).sum(1)]
-    return torch.stack([*rows, s * s, t * t, t * s, t * s])
-
-
-def permuted_sums(sums: Tensor, n: int) -> Tensor:  # (9, ...) -> (9, ...)
-    """The mean of `pair_sums` over all permutations of the samples of one side.
-
-    Every pair of samples then meets every other equally often: Σ K1_ij K2_ij, for one, averages
-    to s1 s2 / n(n-1).
-    """
-    _, _, _, _, _, ss, tt, ts, st = sums
-    return torch.stack([ss / (n * (n - 1)), ss / n, tt / n, ts / n, st / n, ss, tt, ts, st])
-
-
-def inner_product(sums: Tensor, n: int, samples: float, *, centre: bool) -> Tensor:
-    """⟨K1, K2⟩_F over N² for the kernels of all N samples, estimated from one block of n.
-
-    `sums` (9, ...) are those of the block; with `centre`, of HKH. The formula writes each sum over
-    N samples as one over tuples of distinct samples, replaces the mean of each kind of tuple by its
-    U-statistic, and counts how often each kind occurs among N. `samples` = ∞ leaves only the tuples
-    of distinct samples: the debiased (population) inner product.
-
-    Bias: none, for a block that is a random subset; `centre` needs n ≥ 4 (or n = N).
-    Reference: Song et al. 2012 for N = ∞; Hoeffding 1948.
-    """
-    a, rr, dd, dr, rd, ss, tt, ts, st = sums
-    n1, n2, n3, n4 = (max(count, 1) for count in counts(n))
-    pairs = a / n2  # mean of K1_ij K2_ij over i ≠ j
-    diagonal = dd / n1  # mean of K1_ii K2_ii
-    infinite = np.isinf(samples)
-    if not centre:
-        return pairs if infinite else pairs * (1 - 1 / samples) + diagonal / samples
-    triples = (rr - a) / n3  # mean of K1_ij K2_ik over distinct i, j, k
-    quads = (ss - 4 * rr + 2 * a) / n4  # mean of K1_ij K2_kl over distinct i, j, k, l
-    if infinite:
-        return pairs - 2 * triples + quads
-    edge = (dr + rd) / n2  # means of K1_ii K2_ij + K1_ij K2_jj, i ≠ j
-    corners = (tt - dd) / n2  # mean of K1_ii K2_jj, i ≠ j
-    apart = (ts - 2 * dr + st - 2 * rd) / n3  # means of K1_ii K2_jk + K1_jk K2_ii, distinct
-    _, m1, m2, m3 = (count / samples for count in counts(samples))
-    whole = diagonal + m1 * pairs  # Σ_ij K1 K2, over N
-    rows = diagonal + m1 * (edge + pairs) + m2 * triples  # Σ_i of products of row sums, over N
-    total = (
-        diagonal + m1 * (corners + 2 * edge + 2 * pairs) + m2 * (apart + 4 * triples) + m3 * quads
-    )  # product of the sums of all entries, over N
-    return (whole - 2 * rows / samples + total / samples**2) / samples
-
-
-def covariance(sums: Tensor, n: int, samples: float) -> Tensor:
-    """The covariance of two kernels' entries over the pairs of all N samples, from one block of n.
-
-    It is the mean of products less the product of means, both over pairs i ≠ j of N; the latter
-    sorts into quadruples, triples and pairs, as in `inner_product`. Bias: none.
-    """
-    a, rr, ss = sums[0], sums[1], sums[5]
-    _, n2, n3, n4 = (max(count, 1) for count in counts(n))
-    pairs, triples, quads = a / n2, (rr - a) / n3, (ss - 4 * rr + 2 * a) / n4
-    _, m2, m3, m4 = counts(samples)
-    return pairs - (m4 * quads + 4 * m3 * triples + 2 * m2 * pairs) / m2**2
-
-
-# -- estimates ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -226,19 +117,19 @@ class _Blocks:
     visible2: Tensor  # (k, L2)
 
     def mean(self, weights: Tensor) -> _Blocks:
-        """The blocks' mean, each by its weight."""
-        share = weights / weights.sum()
+        """The blocks' mean, each by its weight (k,); or many such means, for weights (m, k)."""
+        share = weights / weights.sum(-1, keepdim=True)
         values = (self.cross, self.own1, self.own2, self.visible1, self.visible2)
         return _Blocks(*(torch.tensordot(share, x, 1) for x in values))
 
-    def alive(self) -> tuple[Tensor, Tensor]:  # of means: (L1,), (L2,)
+    def alive(self) -> tuple[Tensor, Tensor]:  # of means: (..., L1), (..., L2)
         return self.own1 > self.visible1, self.own2 > self.visible2
 
-    def norms(self) -> Tensor:  # of means: (L1, L2)
+    def norms(self) -> Tensor:  # of means: (..., L1, L2)
         one, two = self.alive()
         return indices.norms(self.own1 * one, self.own2 * two)
 
-    def score(self) -> Tensor:  # of means: (L1, L2)
+    def score(self) -> Tensor:  # of means: (..., L1, L2)
         return self.cross / self.norms()
 
 
@@ -254,7 +145,14 @@ def weights(sizes: Sequence[int], samples: float, *, centre: bool) -> Tensor:  #
     return out
 
 
-def scores(a: Representation, b: Representation, kernel: str, index: str, centre: bool) -> Estimate:
+def scores(
+    a: Representation,
+    b: Representation,
+    kernel: str,
+    index: str,
+    centre: bool,
+    device: str | torch.device = "cpu",
+) -> Estimate:
     """`cka`, `cka-debiased` or `rsa` for all pairs of layers of two paired Representations.
 
     Bias: numerator and denominators are unbiased for the kernels of all N samples (of the
@@ -268,71 +166,74 @@ def scores(a: Representation, b: Representation, kernel: str, index: str, centre
     samples = float("inf") if index == "cka-debiased" else float(a.samples)
     weight = weights(a.block_sizes, a.samples, centre=centre or index == "rsa")
     generator = torch.Generator().manual_seed(a.settings.seed)
-    found: list[tuple[Tensor, ...]] = []
-    expected, draws = [], []
-
-    def combine(sums: Tensor, n: int) -> Tensor:
-        if index == "rsa":
-            return covariance(sums, n, samples)
-        return inner_product(sums, n, samples, centre=centre)
-
-    def prepared(triangle: Tensor, diagonal: Tensor) -> Side:
-        if index == "rsa":
-            return side(*_distances(triangle, diagonal))
-        return (level if centre else side)(triangle, diagonal)
-
-    units: list[Tensor] = []
     per_block = max(2, -(-_DRAWS // len(weight)))
-    both = (stacked(rep, kernel, rep.block_sizes) for rep in (a, b))
-    for n, w, *blocks in zip(a.block_sizes, weight, *both, strict=True):
-        if not w:
+    rows = _ROWS.get(torch.device(device).type, _ROWS["cpu"])
+    at_once = max(1, rows // max(len(a), len(b)))
+    both = (stacked(rep, kernel, rep.block_sizes, device, at_once=at_once) for rep in (a, b))
+    found: list[tuple[Tensor, ...]] = []
+    units: list[Tensor] = []
+    for (start, stop), *pair in zip(runs(a.block_sizes, at_once), *both, strict=True):
+        n, blocks = a.block_sizes[start], stop - start
+        if not weight[start]:
             continue
         # at a mean diagonal of one, float32 holds the products of kernels of any scale
-        units = units or [_unit(diagonal) for _, diagonal in blocks]
-        blocks = [(t / unit, d / unit) for (t, d), unit in zip(blocks, units, strict=True)]
-        one, two = (prepared(*block) for block in blocks)
-        visible = (
-            FINEST_SQUARE * (d.sum(1) ** 2 - (d * d).sum(1)) / (n * (n - 1)) for _, d in blocks
-        )
-        sums = pair_sums(one, two)
-        own = (combine(own_sums(x), n) for x in (one, two))
-        found.append((combine(sums, n), *own, *visible))
-        expected.append(combine(permuted_sums(sums, n), n))
-        small1, small2 = _float32(one), _float32(two)
-        drawn = [
-            combine(pair_sums(small1, _permuted(small2, now, generator)), n)
-            for now in _batches(per_block)
+        units = units or [_unit(d[: len(rep)]) for (_, d), rep in zip(pair, (a, b), strict=True)]
+        scaled = [
+            (t / u.repeat(blocks, 1), d / u.repeat(blocks, 1))
+            for (t, d), u in zip(pair, units, strict=True)
         ]
-        # (L1, draws · L2) -> (L1, L2, draws)
-        draws.append(torch.cat([x.unflatten(1, (-1, len(b))).mT for x in drawn], 2).double())
+        one, two = (_prepared(*x, index, centre) for x in scaled)
+        # every estimate is linear in the nine sums, and all blocks here are of one size
+        nine = torch.eye(9, dtype=torch.float64)
+        if index == "rsa":
+            factors = covariance(nine, n, samples).to(device)
+        else:
+            factors = inner_product(nine, n, samples, centre=centre).to(device)
+        sums = pair_sums(one, two, blocks)
+        orders = chance.orders(blocks, per_block, n, generator).to(device)
+        found.append(
+            (
+                torch.tensordot(factors, sums, 1),
+                *(torch.tensordot(factors, own_sums(x), 1).view(blocks, -1) for x in (one, two)),
+                *(_least_visible(d).view(blocks, -1) for _, d in scaled),
+                torch.tensordot(factors, chance.permuted_sums(sums, n), 1),
+                chance.drawn(one, two, orders, factors),
+            )
+        )
 
-    weight = weight[weight > 0]
-    each = _Blocks(*(torch.stack(x) for x in zip(*found, strict=True)))
+    weight = weight[weight > 0].to(device)
+    *values, expected, draws = (torch.cat(x) for x in zip(*found, strict=True))
+    each = _Blocks(*values)
     whole = each.mean(weight)
     value = whole.score()
-    stderr = jackknife(
-        [each.mean(rest).score() for rest in _without_one(weight)],
-        torch.full_like(value, torch.nan),
-    )
+    left_out = each.mean(_without_one(weight)).score()
+    stderr = jackknife(list(left_out), torch.full_like(value, torch.nan))
     share = weight / weight.sum()
-    mean = torch.tensordot(share, torch.stack(expected), 1) / whole.norms()
-    above = _spread(torch.stack(draws), share, generator) / whole.norms()
+    mean = torch.tensordot(share, expected, 1) / whole.norms()
+    above = chance.spread(draws, share, generator) / whole.norms()
     low = 0.0 if index == "cka" else -1.0
     high = (mean + above).clamp(low, 1.0)
-    value, mean = value.clamp(low, 1.0), mean.clamp(low, 1.0)
     alive1, alive2 = whole.alive()
     return Estimate(
-        scores=value.numpy(),
-        stderr=stderr.numpy(),
-        alive=(alive1.numpy(), alive2.numpy()),
-        chance=mean.numpy(),
-        chance_high=high.numpy(),
+        scores=value.clamp(low, 1.0).cpu().numpy(),
+        stderr=stderr.cpu().numpy(),
+        alive=(alive1.cpu().numpy(), alive2.cpu().numpy()),
+        chance=mean.clamp(low, 1.0).cpu().numpy(),
+        chance_high=high.cpu().numpy(),
     )
 
 
-def _float32(x: Side) -> Side:
-    k, d, r, t, s = (part.float() for part in x)
-    return k, d, r, t, s
+def _prepared(triangle: Tensor, diagonal: Tensor, index: str, centre: bool) -> Side:
+    if index == "rsa":
+        return side(*_distances(triangle, diagonal))
+    return (level if centre else side)(triangle, diagonal)
+
+
+def _least_visible(diagonal: Tensor) -> Tensor:  # (L, n) -> (L,)
+    """What ⟨K, K⟩ of a block must exceed to be more than the round-off of its entries."""
+    n = diagonal.shape[-1]
+    corners = diagonal.sum(1) ** 2 - (diagonal * diagonal).sum(1)
+    return FINEST_SQUARE * corners / (n * (n - 1))
 
 
 def _unit(diagonal: Tensor) -> Tensor:  # (L, n) -> (L, 1)
@@ -343,56 +244,17 @@ def _unit(diagonal: Tensor) -> Tensor:  # (L, n) -> (L, 1)
 def _distances(triangle: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
     """Squared distances less their mean; a sample is at no distance from itself."""
     n = diagonal.shape[-1]
-    rows, columns = packing.lower(n)
+    rows, columns = packing.lower(n, diagonal.device)
     squared = packing.picked(diagonal, rows) + packing.picked(diagonal, columns) - 2 * triangle
     if n > 1:
         squared = squared - squared.mean(1, keepdim=True)  # a covariance does not see it
     return squared, torch.zeros_like(diagonal)
 
 
-def _permuted(x: Side, draws: int, generator: torch.Generator) -> Side:
-    """One side of a block with its samples in random order, `draws` times: as many more layers.
-
-    They come draw by draw, all layers of each.
-    """
-    triangle, diagonal, sums, t, s = x
-    n = diagonal.shape[-1]
-    flat, (rows, columns) = triangle.T.contiguous(), packing.lower(n)
-    orders = [torch.randperm(n, generator=generator) for _ in range(draws)]
-    square = packing.square_places(n).flatten()
-    ends = ((o.index_select(0, rows), o.index_select(0, columns)) for o in orders)
-    places = [square.index_select(0, i * n + j) for i, j in ends]
-    return (
-        torch.cat([flat.index_select(0, place) for place in places], 1).T,
-        torch.cat([diagonal[:, order] for order in orders]),
-        torch.cat([sums[:, order] for order in orders]),
-        t.repeat(draws),
-        s.repeat(draws),
-    )
-
-
-def _spread(draws: Tensor, share: Tensor, generator: torch.Generator) -> Tensor:
-    """How far the 95 % quantile of the blocks' mean lies above its own mean.
-
-    `draws` (k, L1, L2, p) holds p permutations of each of k blocks. Blocks are permuted apart, so
-    one draw of each, chosen at random, makes one draw of the whole.
-    """
-    p = draws.shape[-1]
-    spread = (draws - draws.mean(-1, keepdim=True)) * (p / (p - 1)) ** 0.5
-    totals = torch.zeros(*draws.shape[1:-1], _TOTALS, dtype=torch.float64)
-    for weight, block in zip(share, spread, strict=True):
-        totals += weight * block[..., torch.randint(p, (_TOTALS,), generator=generator)]
-    return torch.quantile(totals, 0.95, dim=-1)
-
-
-def _batches(draws: int, most: int = 32) -> list[int]:
-    return [min(most, draws - done) for done in range(0, draws, most)]
-
-
-def _without_one(weight: Tensor) -> list[Tensor]:
+def _without_one(weight: Tensor) -> Tensor:  # (k,) -> (k, k), or (0, 1) for a lone block
     """The blocks' weights with one block left out, for each block."""
-    every = torch.arange(len(weight))
-    return [torch.where(every == i, 0.0, weight) for i in every] if len(weight) > 1 else []
+    rest = weight * ~torch.eye(len(weight), dtype=torch.bool, device=weight.device)
+    return rest if len(weight) > 1 else rest[:0]
 
 
 def jackknife(left_out: Sequence[Tensor], unknown: Tensor) -> Tensor:

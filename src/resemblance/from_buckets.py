@@ -48,7 +48,14 @@ def kernel_matrix(layer: Layer, kernel: str, *, centre: bool, paper: bool) -> Te
 
 
 def scores(
-    a: Representation, b: Representation, kernel: str, index: str, centre: bool, *, paper: bool
+    a: Representation,
+    b: Representation,
+    kernel: str,
+    index: str,
+    centre: bool,
+    device: str | torch.device = "cpu",
+    *,
+    paper: bool,
 ) -> Estimate:
     """`cka`, `nbs` or `spectral` between all pairs of layers, from bucket kernels.
 
@@ -56,10 +63,10 @@ def scores(
     error: the spread of the score over disjoint groups of buckets, divided by the root of their
     number. Cost: O(L1 L2 M²) for CKA, O(L1 L2 M³) for NBS.
     """
-    one, two = (_visible_kernels(rep, kernel, centre, paper) for rep in (a, b))
+    one, two = (_visible_kernels(rep, kernel, centre, paper).to(device) for rep in (a, b))
     corrected = not paper and kernel not in ("product", "transport")
-    value = _score(one, two, index, corrected, a.samples, b.samples)
-    alive = (one.flatten(1).any(1).numpy(), two.flatten(1).any(1).numpy())
+    value = _score(one, two, index, corrected, a.samples, b.samples).cpu()
+    alive = (one.flatten(1).any(1).cpu().numpy(), two.flatten(1).any(1).cpu().numpy())
     m = one.shape[-1]
     groups = min(_GROUPS, m // 8)
     if groups < 2:
@@ -68,7 +75,7 @@ def scores(
     for part in torch.arange(m).chunk(groups):
         x, y = (k[:, part][:, :, part] for k in (one, two))
         each.append(_score(x, y, index, corrected, a.samples / groups, b.samples / groups))
-    stderr = torch.stack(each).std(0) / len(each) ** 0.5
+    stderr = torch.stack(each).cpu().std(0) / len(each) ** 0.5
     return Estimate(value.numpy(), stderr.numpy(), alive)
 
 

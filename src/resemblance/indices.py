@@ -127,9 +127,9 @@ def nuclear(a: Tensor, b: Tensor) -> Tensor:  # (..., n, r), (..., n, s) -> (...
     return torch.linalg.svdvals(a.mT @ b).sum(-1)
 
 
-def norms(x: Tensor, y: Tensor) -> Tensor:  # (L1,), (L2,) -> (L1, L2)
+def norms(x: Tensor, y: Tensor) -> Tensor:  # (..., L1), (..., L2) -> (..., L1, L2)
     """√(x yᵀ), the denominators of all pairs; NaN where one is zero, so that the score is too."""
-    product = x.clamp_min(0)[:, None] * y.clamp_min(0)[None]
+    product = x.clamp_min(0)[..., :, None] * y.clamp_min(0)[..., None, :]
     return torch.where(product > 0, product, torch.nan).sqrt()
 
 

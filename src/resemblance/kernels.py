@@ -71,6 +71,6 @@ def transport(kf: Tensor, kg: Tensor) -> Tensor:  # (..., n, n)
     half = vectors * root[..., None, :] @ vectors.mT
     back = vectors * inverse[..., None, :] @ vectors.mT
     t = back @ positive_root(half @ kg @ half) @ back
-    middle = (torch.eye(kf.shape[-1], dtype=kf.dtype) + t) / 2
+    middle = (torch.eye(kf.shape[-1], dtype=kf.dtype, device=kf.device) + t) / 2
     out = middle @ kf @ middle
     return (out + out.mT) / 2

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from . import from_blocks, indices, kernels
+from .block_sums import inner_product
 from .compare import check_recorded, constant_layer, no_blocks
 from .comparison import plain
 from .errors import DataError, MismatchError, ResemblanceWarning
@@ -177,7 +178,7 @@ def _numerators(
             diagonal = _level(triangle, diagonal)
         # The estimate is linear in nine sums; levelled rows sum to zero, so that three remain.
         basis = torch.eye(9, dtype=torch.float64)
-        c = from_blocks.inner_product(basis, n, samples, centre=centre)
+        c = inner_product(basis, n, samples, centre=centre)
         d = diagonal.double()
         total = d.sum(1)
         products = symmetric_product(triangle).double().mul_(2 * c[0])
@@ -224,7 +225,7 @@ def _rows(triangle: Tensor, n: int) -> Iterator[tuple[int, Tensor]]:
 
 
 def _level(triangle: Tensor, diagonal: Tensor) -> Tensor:
-    """`from_blocks.level` in place, by matrix products; returns the new diagonal."""
+    """`block_sums.level` in place, by matrix products; returns the new diagonal."""
     n = diagonal.shape[1]
     step = max(1, 2**22 // n)  # entries at a time, so that large blocks need no large matrix
     parts = [(i, min(i + step, triangle.shape[1])) for i in range(0, triangle.shape[1], step)]

@@ -17,7 +17,13 @@ from .representation import Representation
 _FINEST_TRACE = 1e-4  # of the raw trace: a centred one below this is round-off of int16 entries
 
 
-def nbs_scores(a: Representation, b: Representation, kernel: str, centre: bool) -> Estimate:
+def nbs_scores(
+    a: Representation,
+    b: Representation,
+    kernel: str,
+    centre: bool,
+    device: str | torch.device = "cpu",
+) -> Estimate:
     """NBS inside blocks: Σ_b Tr(K1^½ K2 K1^½)^½ / √(Σ_b Tr K1 · Σ_b Tr K2), over all blocks b.
 
     Bias: this is the NBS of as many samples as a block holds, which lies above that of all N
@@ -26,7 +32,7 @@ def nbs_scores(a: Representation, b: Representation, kernel: str, centre: bool) 
     other. Standard error: jackknife over blocks. Cost: O(L1 L2 k B³).
     """
     tops, factors1, factors2, raw1, raw2 = [], [], [], [], []
-    both = (stacked(rep, kernel, rep.block_sizes) for rep in (a, b))
+    both = (stacked(rep, kernel, rep.block_sizes, device) for rep in (a, b))
     for one, two in zip(*both, strict=True):
         factor1, factor2 = (indices.factor(_squares(*x, centre=centre)) for x in (one, two))
         tops.append(torch.stack([indices.nuclear(f[None], factor2) for f in factor1]))
@@ -35,7 +41,7 @@ def nbs_scores(a: Representation, b: Representation, kernel: str, centre: bool) 
         factors2.append(factor2.square().sum((-1, -2)))
         raw1.append(one[1].sum(-1))
         raw2.append(two[1].sum(-1))
-    each = [torch.stack(x) for x in (tops, factors1, factors2, raw1, raw2)]
+    each = [torch.stack(x).cpu() for x in (tops, factors1, factors2, raw1, raw2)]
 
     def score(keep: Tensor) -> Tensor:
         top, t1, t2, r1, r2 = (x[keep].sum(0) for x in each)
@@ -56,7 +62,13 @@ def _visible(trace: Tensor, raw: Tensor) -> Tensor:  # (L,), (L,) -> (L,) bool
 
 
 def spectral_scores(
-    a: Representation, b: Representation, kernel: str, centre: bool, *, paired: bool
+    a: Representation,
+    b: Representation,
+    kernel: str,
+    centre: bool,
+    device: str | torch.device = "cpu",
+    *,
+    paired: bool,
 ) -> Estimate:
     """Cosine of the sorted eigenvalues, each the mean over blocks; samples need not be paired.
 
@@ -64,7 +76,7 @@ def spectral_scores(
     blocks, leaving out a block of both networks at once where they saw the same samples, and of one
     after the other, variances added, where they did not. Cost: O((L1 + L2) k B³).
     """
-    one, two = (_spectra(rep, kernel, centre) for rep in (a, b))  # (k, L, n)
+    one, two = (_spectra(rep, kernel, centre, device) for rep in (a, b))  # (k, L, n)
     alive = (one[0, :, 0].isfinite().numpy(), two[0, :, 0].isfinite().numpy())
 
     def score(x: Tensor, y: Tensor) -> Tensor:
@@ -84,17 +96,19 @@ def spectral_scores(
     return Estimate(whole.clamp(0, 1).numpy(), stderr.numpy(), alive)
 
 
-def _spectra(rep: Representation, kernel: str, centre: bool) -> Tensor:  # (k, L, n)
+def _spectra(
+    rep: Representation, kernel: str, centre: bool, device: str | torch.device
+) -> Tensor:  # (k, L, n)
     """Eigenvalues of every full block, largest first; NaN for a layer that is constant."""
     size = max(rep.block_sizes)
     spectra, raw = [], []
-    for block in stacked(rep, kernel, rep.block_sizes):
+    for block in stacked(rep, kernel, rep.block_sizes, device):
         if block[1].shape[-1] == size:  # the spectrum of fewer samples is another spectrum
             values = torch.linalg.eigvalsh(_squares(*block, centre=centre))
             spectra.append(values.clamp_min(0).flip(-1))
             raw.append(block[1].sum(-1))
-    out = torch.stack(spectra)
-    seen = _visible(out.sum((0, 2)), torch.stack(raw).sum(0))
+    out = torch.stack(spectra).cpu()
+    seen = _visible(out.sum((0, 2)), torch.stack(raw).sum(0).cpu())
     return torch.where(seen[:, None], out, torch.nan)
 
 
