@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import resemblance as rs
 from networks import ResNet18
@@ -246,6 +246,19 @@ def host_growth() -> dict[str, Any]:
     }
 
 
+class Batches(Dataset):
+    """Batches of data on the device, brought into a layout as they are asked for."""
+
+    def __init__(self, data: Tensor, size: int, layout: torch.memory_format) -> None:
+        self.parts, self.layout = data.split(size), layout
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, i: int) -> Tensor:
+        return self.parts[i].contiguous(memory_format=self.layout)
+
+
 def rivals(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """pytorch-cka and this package on pairs of networks: a map of CKA of features, layer by layer.
 
@@ -264,8 +277,7 @@ def rivals(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
     def peer(size: int, layout: torch.memory_format) -> Callable[[Tensor], Any]:
         def work(data: Tensor) -> Any:
-            batches = [x.contiguous(memory_format=layout) for x in data.split(size)]
-            loader = DataLoader(batches, batch_size=None)  # gives them as they are
+            loader = DataLoader(Batches(data, size, layout), batch_size=None)
             for net in nets:
                 net.to(memory_format=layout)
             return compute_cka(*nets, loader, layers=layers, device="cuda", progress=False)

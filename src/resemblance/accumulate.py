@@ -50,7 +50,9 @@ class Accumulator:
         self._totals: dict[str, Tensor] = {}
         self._norms: list[dict[str, Tensor]] = []  # of the latest batches, and their ⟨f, g⟩
         self._moments: dict[str, Tensor] = {}
-        self._blocks: dict[str, list[tuple[Tensor, ...]]] = {}
+        self._kinds: tuple[str, ...] = ()
+        self._blocks: dict[str, list[tuple[Tensor, Tensor]]] = {}  # packed
+        self._loose: dict[str, list[Tensor]] = {}  # kernels (blocks, B, B) to be packed together
 
     def add(self, features: Tensor, gradients: Tensor | None, plan: Plan) -> dict[str, Tensor]:
         """Take in a batch (n, d); returns squared norms (n,), finite where the samples are."""
@@ -65,6 +67,7 @@ class Accumulator:
                 if self.settings.elementwise:
                     f, g = vectors["features"].float(), vectors["gradients"].float()
                     vectors["elementwise"] = f * g
+            self._kinds = tuple(vectors)
             kernels = self._add_blocks(vectors, plan.blocks)
             much = gradients is not None or plan.buckets is not None
             if much and fused.available(features) and not self._deterministic:
@@ -79,7 +82,7 @@ class Accumulator:
     def _add_blocks(
         self, vectors: dict[str, Tensor], spans: list[tuple[int, int]]
     ) -> dict[str, Tensor]:  # each (blocks, B, B)
-        """Gram matrices inside blocks, packed at once on a CPU, at the end on a GPU.
+        """Gram matrices inside blocks, packed at once on a CPU, all together on a GPU.
 
         A GPU would spend more time on being told to pack a block than on everything else.
         """
@@ -87,14 +90,21 @@ class Accumulator:
         size = self.settings.block
         for kinds in (("features", "gradients"), ("elementwise",)):
             found = [kind for kind in kinds if kind in vectors]
-            held = [self._blocks.setdefault(kind, []) for kind in found]
             if not found or not spans:
                 continue
             kernels = grams([vectors[kind] for kind in found], spans, size)
-            for kind, of_kind, kept in zip(found, kernels, held, strict=True):
-                kept.append((of_kind,) if of_kind.is_cuda else pack16(of_kind, size))
+            for kind, of_kind in zip(found, kernels, strict=True):
+                self._loose.setdefault(kind, []).append(of_kind)
                 out[kind] = of_kind
+        if not vectors["features"].is_cuda or not spans:
+            self._pack_blocks()
         return out
+
+    def _pack_blocks(self) -> None:
+        for kind, kernels in self._loose.items():
+            packed = pack16(torch.cat(kernels), self.settings.block)
+            self._blocks.setdefault(kind, []).append(packed)
+        self._loose = {}
 
     def _add_plain(
         self, vectors: dict[str, Tensor], kernels: dict[str, Tensor], plan: Plan
@@ -164,21 +174,17 @@ class Accumulator:
             self._moments[key] = self._moments.get(key, 0) + value.sum()
         self._norms = []
 
-    def _packed_blocks(self, kind: str) -> tuple[Tensor, Tensor]:  # (k, t) int16, (k, B)
-        """All blocks of a kind, in the order in which they came."""
-        size = self.settings.block
-        held = self._blocks[kind] or [(torch.zeros(0, size, size),)]
-        whole = [torch.cat(parts) for parts in zip(*held, strict=True)]
-        return (whole[0], whole[1]) if len(whole) == 2 else pack16(whole[0], size)
-
     def result(self, signs: Tensor | None, count: int, *, keep_sums: bool) -> Layer:
         """The layer's share of a Representation, with its accumulators if they are to be kept."""
         tensors: dict[str, Tensor] = {} if signs is None else {"signs": signs}
         self._add_moments()
         sums = torch.stack(list(self._moments.values())).tolist()
         moments = dict(zip(self._moments, sums, strict=True))
-        for kind in self._blocks if self.settings.blocks else ():
-            triangles, diagonals = self._packed_blocks(kind)
+        self._pack_blocks()
+        none = pack16(torch.zeros(0, self.settings.block, self.settings.block), self.settings.block)
+        for kind in self._kinds if self.settings.blocks else ():
+            packed = self._blocks.get(kind, [none])
+            triangles, diagonals = (torch.cat(parts) for parts in zip(*packed, strict=True))
             tensors[f"{kind}.blocks.triangle"] = triangles
             tensors[f"{kind}.blocks.diagonal"] = diagonals
         for kind, table in self._sums.items():
@@ -211,4 +217,4 @@ def _squared_norms(x: Tensor, kernels: Tensor | None, spans: list[tuple[int, int
         rest = torch.linalg.vector_norm(x, dim=1, dtype=torch.float32).square_()
     else:
         rest = torch.einsum("nd,nd->n", x.float(), x.float())
-    return torch.cat([*known, rest])
+    return torch.cat([*known, rest]) if known else rest

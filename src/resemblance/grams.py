@@ -8,6 +8,7 @@ fixed order, so runs agree bit for bit. Elsewhere `blocks.gram` is called for ea
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -113,17 +114,18 @@ def _fits(x: Tensor, spans: Sequence[tuple[int, int]], size: int) -> bool:
         return False
     if any(span != (i * size, (i + 1) * size) for i, span in enumerate(spans[:-1])):
         return False
-    return spans[-1][0] == (len(spans) - 1) * size and _device(x)[1] >= 8
+    return spans[-1][0] == (len(spans) - 1) * size and _device(x.device)[1] >= 8
 
 
 def _parts(vectors: Sequence[Tensor], blocks: int) -> int:
     """Into how many shares the columns go, so that programs fill the device once."""
     x, d = vectors[0], vectors[0].shape[1]
-    at_once = _TILES[x.element_size()][3] * _device(x)[0]
+    at_once = _TILES[x.element_size()][3] * _device(x.device)[0]
     return max(1, min(at_once // (blocks * len(vectors)), d // _LEAST_SHARE))
 
 
-def _device(x: Tensor) -> tuple[int, int]:
+@functools.cache
+def _device(device: torch.device) -> tuple[int, int]:
     """Multiprocessors, and the first number of the compute capability."""
-    about = torch.cuda.get_device_properties(x.device)
+    about = torch.cuda.get_device_properties(device)
     return about.multi_processor_count, about.major

@@ -126,7 +126,7 @@ class PassState:
         """Finish the batch: refuse or leave out what was not finite."""
         where = sorted(self._finite)
         finite = torch.stack([self._finite[key] for key in where]).isfinite()
-        keep = np.ones(len(self._indices), bool)
+        hashes, indices = self._hashes, self._indices
         if self.on_bad == "raise":
             self._verdicts.append((where, *_on_the_way(finite), self._indices))
             self._refuse_bad(_BATCHES_AHEAD if finite.is_cuda else 0)
@@ -138,9 +138,10 @@ class PassState:
                 if len(rows):
                     self._add(i, f[rows], None if g is None else g[rows])
             self._held = {}
-        self._samples += int(keep.sum())
-        self._skipped += int((~keep).sum())
-        hashes = mix(self._hashes[keep], self._indices[keep].astype(np.uint64)[:, None])
+            hashes, indices = hashes[keep], indices[keep]
+        self._samples += len(indices)
+        self._skipped += len(self._indices) - len(indices)
+        hashes = mix(hashes, indices.astype(np.uint64)[:, None])
         total = int(hashes.sum(dtype=np.uint64))  # which wraps around at 2⁶⁴
         self._sum_of_hashes = (self._sum_of_hashes + total) % 2**64
 
