@@ -17,19 +17,8 @@ MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if path.stem != "__in
 # From the bottom up: a module imports from lower layers, or from its own without a cycle.
 LAYERS = [
     {"errors", "files", "progress", "loading"},
-    {
-        "sketch",
-        "fused",
-        "blocks",
-        "block_sums",
-        "chance",
-        "grams",
-        "outputs",
-        "indices",
-        "order",
-        "pooling",
-    },
-    {"kernels", "batches", "layers", "container"},
+    {"batches", "blocks", "outputs", "indices", "order", "pooling"},
+    {"sketch", "fused", "grams", "block_sums", "chance", "kernels", "layers", "container"},
     {"representation", "data", "capture", "batch_sizes", "targets", "fingerprint"},
     {"accumulate", "state"},
     {"record", "activations", "plot", "comparison", "ridge", "labels"},

@@ -31,7 +31,10 @@ class Plan:
 
 
 class Accumulator:
-    """Blocks, buckets and moments of one layer; `add` batches, then `result`."""
+    """Blocks, buckets and moments of one layer: `add` batches, `finish`, and take the `result`.
+
+    All layers are finished before any result is taken, so that a GPU is told everything first.
+    """
 
     def __init__(
         self,
@@ -174,12 +177,10 @@ class Accumulator:
             self._moments[key] = self._moments.get(key, 0) + value.sum()
         self._norms = []
 
-    def result(self, signs: Tensor | None, count: int, *, keep_sums: bool) -> Layer:
-        """The layer's share of a Representation, with its accumulators if they are to be kept."""
-        tensors: dict[str, Tensor] = {} if signs is None else {"signs": signs}
+    def finish(self, count: int) -> None:
+        """Form everything that a Representation holds, where it lies, without waiting for it."""
+        tensors: dict[str, Tensor] = {}
         self._add_moments()
-        sums = torch.stack(list(self._moments.values())).tolist()
-        moments = dict(zip(self._moments, sums, strict=True))
         self._pack_blocks()
         none = pack16(torch.zeros(0, self.settings.block, self.settings.block), self.settings.block)
         for kind in self._kinds if self.settings.blocks else ():
@@ -190,15 +191,21 @@ class Accumulator:
         for kind, table in self._sums.items():
             tensors[f"{kind}.sums"] = table
             tensors[f"{kind}.total"] = self._totals[kind]
-        tensors, moments = finish(tensors, moments, count)
-        if not keep_sums:
-            tensors = without_sums(tensors)
+        self._tensors, means = finish(tensors, count)
+        self._moments |= means
+
+    def result(self, signs: Tensor | None, *, keep_sums: bool) -> Layer:
+        """The layer's share of a Representation, with its accumulators if they are to be kept."""
+        tensors = self._tensors if keep_sums else without_sums(self._tensors)
+        if signs is not None:
+            tensors = {"signs": signs, **tensors}
+        values = torch.stack(list(self._moments.values())).tolist()
         return Layer(
             name=self.name,
             shape=self.shape,
             dim=self.dim,
             folded=self.width < self.dim,
-            moments=MappingProxyType(moments),
+            moments=MappingProxyType(dict(zip(self._moments, values, strict=True))),
             tensors=MappingProxyType({key: value.cpu() for key, value in tensors.items()}),
         )
 

@@ -128,7 +128,7 @@ def pack24(kernel: Tensor) -> tuple[Tensor, Tensor]:
     triangle, diagonal = _correlations(kernel)
     fixed = (triangle * _ONE24).round_().int() & 0xFFFFFF
     bytes_ = torch.stack([fixed & 0xFF, fixed >> 8 & 0xFF, fixed >> 16], -1)
-    return bytes_.to(torch.uint8).cpu(), diagonal.cpu()
+    return bytes_.to(torch.uint8), diagonal
 
 
 def unpack24(triangle: Tensor, diagonal: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ def sketch(
     width = fold.width if fold is not None else min(d, _READ_AT_ONCE)
     grid = (triton.cdiv(width, _SLOTS), triton.cdiv(n, _ROWS))
     h, s = buckets if buckets is not None else (inner, inner)  # not read
-    signs, shifts = fold.packed() if fold is not None else (inner, inner)
+    signs, shifts = fold.packed if fold is not None else (inner, inner)
     (table_f, total_f), (table_g, total_g) = (*tables, *tables, *[(inner, inner)] * 2)[:2]
     _kernel[grid](
         features, features if gradients is None else gradients, signs, shifts, h, s,

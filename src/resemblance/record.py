@@ -157,7 +157,7 @@ def record(
             before = batch_sizes.allocated(device)
             with state.trial() as reached:  # what cannot work fails now and says why
                 one_batch(first, None if callable(target) else _refuse_probabilities(logits))
-            if gradients and not reached:
+            if gradients and not any(reached):
                 raise TargetError(
                     "the gradient of the loss is zero at every layer: nothing but zeros would be "
                     "recorded; check the target, or record features alone with gradients=False"

@@ -250,10 +250,10 @@ def load(path: str | os.PathLike[str]) -> Representation:
 
 
 def finish(
-    tensors: Mapping[str, Tensor], moments: Mapping[str, float], count: int
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Bucket kernels and mean norms from the accumulators F̃ (M, D) and Σf (D,)."""
-    tensors, moments = dict(tensors), dict(moments)
+    tensors: Mapping[str, Tensor], count: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Bucket kernels and mean norms from the accumulators F̃ (M, D) and Σf (D,), where they lie."""
+    tensors, moments = dict(tensors), {}
     for kind in KINDS:
         if f"{kind}.sums" not in tensors:
             continue
@@ -262,8 +262,8 @@ def finish(
         triangle, diagonal = packing.pack24(wide @ wide.T)
         tensors[f"{kind}.buckets.triangle"] = triangle
         tensors[f"{kind}.buckets.diagonal"] = diagonal
-        tensors[f"{kind}.buckets.mean"] = (sums @ mean.float()).cpu()
-        moments[f"mean_{kind}"] = float(mean @ mean)
+        tensors[f"{kind}.buckets.mean"] = sums @ mean.float()
+        moments[f"mean_{kind}"] = mean @ mean
     return tensors, moments
 
 
@@ -304,7 +304,8 @@ def merge(parts: Iterable[Representation], *, keep_sums: bool = False) -> Repres
             elif key.endswith((".sums", ".total")) or key == "signs":
                 tensors[key] = torch.stack(values).sum(0)
         moments = {k: sum(layer.moments[k] for layer in same) for k in same[0].moments}
-        tensors, moments = finish(tensors, moments, samples)
+        tensors, means = finish(tensors, samples)
+        moments |= {key: float(value) for key, value in means.items()}
         layers.append(
             replace(same[0], moments=MappingProxyType(moments), tensors=MappingProxyType(tensors))
         )

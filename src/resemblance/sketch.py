@@ -11,6 +11,7 @@ are comparable through their buckets only because of that.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from .batches import without_waiting
 from .errors import DataError
 
 _BUCKET, _SIGN, _ORDER, _FOLD_SIGN, _FOLD_SHIFT, _ROW = range(6)  # independent streams of one seed
@@ -131,23 +133,25 @@ class Fold:
 
     def __init__(self, dim: int, width: int, seed: int, device: torch.device | None = None) -> None:
         self.dim, self.width = dim, width
-        self._packed: tuple[Tensor, Tensor] | None = None
+        self._device = device or torch.device("cpu")
         words = _hash(seed, _FOLD_SIGN, np.arange(-(-dim // 64)))  # a bit of them a feature
-        bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:dim]
-        signs = 1.0 - 2.0 * bits.astype(np.float32)
-        self.signs = torch.from_numpy(signs).to(device or torch.device("cpu"))
+        self._bits = without_waiting(torch.from_numpy(words.view(np.uint8)), self._device)
         step = 8 if width % 8 == 0 else 1  # so that a GPU can read eight features at a time
         shifts = _below(_hash(seed, _FOLD_SHIFT, np.arange(-(-dim // width))), width // step)
-        self.shifts = (step * shifts).tolist()
-        if dim <= width:  # nothing to fold
-            self.signs, self.shifts = torch.ones_like(self.signs), [0]
+        self.shifts = (step * shifts).tolist() if dim > width else [0]
 
+    @functools.cached_property
     def packed(self) -> tuple[Tensor, Tensor]:
         """Signs (dim,) in int8 and shifts (chunks,) in int32 on the device, for `fused`."""
-        if self._packed is None:
-            shifts = torch.tensor(self.shifts, dtype=torch.int32, device=self.signs.device)
-            self._packed = self.signs.to(torch.int8), shifts
-        return self._packed
+        eight = torch.arange(8, dtype=torch.uint8, device=self._device)
+        bits = (self._bits[:, None] >> eight & 1).flatten()[: self.dim].to(torch.int8)
+        signs = 1 - 2 * bits if self.dim > self.width else torch.ones_like(bits)
+        shifts = torch.tensor(self.shifts, dtype=torch.int32)
+        return signs, without_waiting(shifts, self._device)
+
+    @functools.cached_property
+    def _signs(self) -> Tensor:
+        return self.packed[0].float()
 
     def __call__(self, x: Tensor) -> Tensor:  # (n, dim) -> (n, width)
         if self.dim <= self.width:
@@ -156,7 +160,7 @@ class Fold:
         for r, shift in enumerate(self.shifts):
             start, stop = r * self.width, min((r + 1) * self.width, self.dim)
             turn = min(start + self.width - shift, stop)  # where the chunk wraps around
-            out[:, shift : shift + turn - start].addcmul_(x[:, start:turn], self.signs[start:turn])
+            out[:, shift : shift + turn - start].addcmul_(x[:, start:turn], self._signs[start:turn])
             if turn < stop:
-                out[:, : stop - turn].addcmul_(x[:, turn:stop], self.signs[turn:stop])
+                out[:, : stop - turn].addcmul_(x[:, turn:stop], self._signs[turn:stop])
         return out

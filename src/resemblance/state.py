@@ -26,7 +26,7 @@ from .order import OrderCheck
 from .representation import Representation, Settings
 from .sketch import CountSketch, mix
 
-_BATCHES_AHEAD = 2  # that the host may be of a GPU, so that neither waits for the other
+_BATCHES_AHEAD = 4  # that the host may be of a GPU, so that neither waits for the other
 
 
 class PassState:
@@ -58,7 +58,7 @@ class PassState:
         self._numbers: list[int] = []
         self._signs = torch.zeros(settings.buckets)
         self._sum_of_hashes = 0
-        self._trial: set[int] | None = None
+        self._trial: list[Tensor] | None = None
         self._verdicts: list[tuple[Any, Tensor, torch.cuda.Event | None, np.ndarray]] = []
 
     def begin(self, chunks: Sequence[Chunk], batch: Any, data_id: str | None) -> None:
@@ -79,8 +79,8 @@ class PassState:
     def consume(self, i: int, features: Tensor, gradients: Tensor | None) -> None:
         """Take in one layer's features and gradients of the present batch."""
         if self._trial is not None:
-            if gradients is not None and bool((gradients != 0).any()):
-                self._trial.add(i)
+            if gradients is not None:
+                self._trial.append((gradients != 0).any())
             return
         if self.pool == "flatten":
             features, gradients = pooling.in_memory_order(features, gradients)
@@ -186,9 +186,9 @@ class PassState:
         return Plan((without_waiting(h, self._device), without_waiting(s, self._device)), spans)
 
     @contextlib.contextmanager
-    def trial(self) -> Iterator[set[int]]:
-        """Consume nothing, but note which layers get a gradient that is not all zero."""
-        self._trial = set()
+    def trial(self) -> Iterator[list[Tensor]]:
+        """Consume nothing, but note of each layer whether its gradient is not all zero."""
+        self._trial = []
         try:
             yield self._trial
         finally:
@@ -208,12 +208,12 @@ class PassState:
                 else "this shard of the stream holds no block; use fewer shards"
             )
             raise DataError(f"nothing was recorded: {why}")
+        for layer in self._layers.values():
+            layer.finish(self._samples)
         now = datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds")
         return Representation(
             layers=tuple(
-                self._layers[i].result(
-                    self._signs if self._sketch else None, self._samples, keep_sums=keep_sums
-                )
+                self._layers[i].result(self._signs if self._sketch else None, keep_sums=keep_sums)
                 for i in sorted(self._layers)
             ),
             settings=self.settings,
