@@ -71,8 +71,8 @@ def networks() -> dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any],
         return GPT2LMHeadModel(GPT2Config(use_cache=False))
 
     return {
-        SMALL: (ResNet18, images(32), (1024, 128, 49152, 12288)),
-        LARGE: (torchvision("resnet50"), images(224), (256, 128, 16384, 4096)),
+        SMALL: (ResNet18, images(32), (4096, 128, 49152, 49152)),
+        LARGE: (torchvision("resnet50"), images(224), (256, 128, 16384, 16384)),
         "vit_b_16 at 224": (torchvision("vit_b_16"), images(224), (256, 128, 16384, 2048)),
         "gpt2 at 512": (gpt2, tokens, (64, 64, 2048, 512)),
     }
@@ -199,8 +199,7 @@ def the_pass(name: str, dtype: torch.dtype, options: argparse.Namespace) -> dict
             some = data
             if "deterministic" in label:  # slower: a quarter of the samples will do
                 some = take(data, slice(max(length(data) // 4, 2 * batch_size)))
-            warm = 32 * block if label == "record both" else 2 * batch_size
-            rows[label] = rate(work, some, warm, options.repeats, options.patience)
+            rows[label] = rate(work, some, 2 * batch_size, options.repeats, options.patience)
             show(label, rows[label])
     for row in rows.values():
         row["of_the_limit"] = round(
@@ -237,7 +236,7 @@ def host_growth() -> dict[str, Any]:
     peaks = []
     with autocast(torch.bfloat16):
         for n in (samples // 4, samples):
-            rs.record(model, data[:n], batch_size=1024, data_id="random", progress=False)
+            rs.record(model, data[:n], batch_size=4096, data_id="random", progress=False)
             peaks.append(host_peak())
     return {
         "samples": [samples // 4, samples],
@@ -298,12 +297,12 @@ def rivals(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
         return work
 
-    sizes = [size for size in (128, 256, 512, 1024) if size <= batch_size]
+    sizes = [size for size in (128, 256, 512, 1024, 2048, 4096) if size <= batch_size]
     layouts = (torch.contiguous_format, torch.channels_last)
     rows: dict[str, Any] = {}
     for dtype in (torch.float32, torch.bfloat16):
         with autocast(dtype):
-            few = data[: length(data) // 16]
+            few = data[: max(1024, 3 * batch_size)]
             tried = {
                 (size, layout): rate(peer(size, layout), few, 2 * size, 1, 0)
                 for size in sizes for layout in layouts
@@ -315,7 +314,7 @@ def rivals(name: str, options: argparse.Namespace) -> dict[str, Any]:
                 "resemblance, blocks and buckets": ours(),
             }
             for label, work in how.items():
-                row = rate(work, data, 16 * block, options.repeats, options.patience)
+                row = rate(work, data, 2 * batch_size, options.repeats, options.patience)
                 rows[f"{label}, {str(dtype)[6:]}"] = row
                 show(f"{label}, {str(dtype)[6:]}", row)
         peers = rows[f"pytorch-cka, {str(dtype)[6:]}"]

@@ -17,10 +17,10 @@ GIB = 2**30
     [
         (128, GIB // 16, 64 * GIB, 512),  # 512 samples take half of the memory
         (100, GIB // 16, 64 * GIB, 500),
-        (128, 1, 64 * GIB, 1024),
-        (300, 1, 64 * GIB, 900),  # whole blocks below the limit
+        (128, 1, 64 * GIB, 4096),
+        (300, 1, 64 * GIB, 3900),  # whole blocks below the limit
         (128, GIB, 4 * GIB, 128),  # one block, though it may not fit
-        (2000, 1, 64 * GIB, 2000),
+        (2000, 1, 64 * GIB, 4000),
         (128, 0, 0, 128),
     ],
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-USUAL, _LARGEST = 128, 1024
+USUAL, _LARGEST = 128, 4096
 
 
 def fitting(block: int, each: int, free: int) -> int:

@@ -179,7 +179,7 @@ class Capture:
         axis = self._axis(i, module, tensor)
         if not self.gradients:
             self._done.add(i)
-            self.consume(i, tensor.detach().movedim(axis, 0), None)
+            self.consume(i, _samples_first(tensor.detach(), axis), None)
             return None
         passed_on = None
         # Nothing before the first tap is recorded, so the graph begins there.
@@ -198,7 +198,7 @@ class Capture:
             gradient = gradient.detach()
             if self._scale != 1:
                 gradient = gradient.float() / self._scale
-            self.consume(i, features.movedim(axis, 0), gradient.movedim(axis, 0))
+            self.consume(i, _samples_first(features, axis), _samples_first(gradient, axis))
 
         tensor.register_hook(arrived)
         return passed_on
@@ -216,3 +216,7 @@ class Capture:
         if sample_axis(tensor, self._count, usual=1 - axis) == axis:  # no other axis would do
             self._axes[i] = axis
         return axis
+
+
+def _samples_first(x: Tensor, axis: int) -> Tensor:
+    return x.movedim(axis, 0) if axis else x

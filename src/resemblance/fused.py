@@ -111,14 +111,14 @@ def sketch(
     n, d = features.shape
     norm_f, norm_g, inner = torch.zeros(3, n, device=features.device)
     width = fold.width if fold is not None else min(d, _READ_AT_ONCE)
-    grid = (triton.cdiv(width, _SLOTS), triton.cdiv(n, _ROWS))
+    grid = (-(-width // _SLOTS), -(-n // _ROWS))
     h, s = buckets if buckets is not None else (inner, inner)  # not read
     signs, shifts = fold.packed if fold is not None else (inner, inner)
     (table_f, total_f), (table_g, total_g) = (*tables, *tables, *[(inner, inner)] * 2)[:2]
     _kernel[grid](
         features, features if gradients is None else gradients, signs, shifts, h, s,
         table_f, table_g, total_f, total_g, inner, norm_f, norm_g,
-        n, d, width, triton.cdiv(d, width),
+        n, d, width, -(-d // width),
         T=0 if buckets is None else h.shape[1], PAIR=gradients is not None,
         EIGHTS=width % 8 == 0, ROWS=_ROWS, SLOTS=_SLOTS, num_warps=_WARPS,
     )  # fmt: skip

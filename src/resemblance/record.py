@@ -86,7 +86,7 @@ def record(
         max_dim: layers wider than this are folded to it before the buckets; `"auto"` keeps a
             layer's accumulators under 64 MiB, None folds nothing. Blocks are always exact.
         batch_size: samples in a forward pass, rounded to whole blocks (and at least one). `"auto"`
-            is 128, and on a GPU as many as fit into half of its free memory, up to 1,024.
+            is 128, and on a GPU as many as fit into half of its free memory, up to 4,096.
         shard: (i, n): only every n-th block, from the i-th on, for `merge`.
         keep_sums: keep the accumulators, as a shard does.
         on_bad: `"raise"` names the first NaN or Inf; `"skip"` leaves such samples out and counts.
