@@ -37,7 +37,7 @@ from resemblance.capture import untouched
 from resemblance.layers import select, trace
 from resemblance.targets import losses as losses_of
 
-PARTS = ("host", "pass", "state", "rivals", "first-code")
+PARTS = ("host", "rivals", "pass", "state", "first-code")
 SMALL, LARGE = "resnet18 at 32", "resnet50 at 224"
 
 
@@ -393,15 +393,15 @@ def main() -> None:
 
     if "host" in options.only:  # first, while the process is small
         part("host memory", host_growth)
+    if "rivals" in options.only:
+        for name in (LARGE, SMALL):
+            part(f"pairs of {name}", rivals, name, options)
     if "pass" in options.only:
         for dtype in options.dtypes:
             for name in options.networks:
                 part(f"{name}, {dtype}", the_pass, name, getattr(torch, dtype), options)
     if "state" in options.only:
         part("state", state_held)
-    if "rivals" in options.only:
-        for name in (LARGE, SMALL):
-            part(f"pairs of {name}", rivals, name, options)
     if "first-code" in options.only:  # last, as it takes much host memory
         part("first code", first_code, options.first_code)
     for key, result in results.items():
