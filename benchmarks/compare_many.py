@@ -1,7 +1,8 @@
-"""How `compare_all` grows: R networks of ten layers, R from 10 to 1,000.
+"""How `compare` grows with layers, L from 5 to 80, and `compare_all` with networks, R up to 1,000.
 
-The Representations are synthetic (random packed kernels of 16 blocks of 128 samples), since the
-time does not depend on what they hold; all R of them are in memory, as they would be in a zoo.
+The Representations are synthetic (random packed kernels of blocks of 128 samples: 64 of them for a
+pair, 16 of ten layers for many networks), since the time does not depend on what they hold; all R
+of them are in memory, as they would be in a zoo.
 
     python benchmarks/compare_many.py --out benchmarks/results/compare_many.json
 """
@@ -23,16 +24,17 @@ import resemblance as rs
 from resemblance.representation import Layer, Representation, Settings
 
 LAYERS, BLOCKS, BLOCK = 10, 16, 128
+PAIR_BLOCKS = 64
 
 
-def template(kinds: tuple[str, ...]) -> Representation:
+def template(kinds: tuple[str, ...], blocks: int) -> Representation:
     """One Representation with the settings that all share."""
     settings = Settings(
         seed=0,
         buckets=0,
         per_sample=1,
         block=BLOCK,
-        blocks=BLOCKS,
+        blocks=blocks,
         max_dim=None,
         pool="flatten",
         target="none" if kinds == ("features",) else "tempered",
@@ -42,31 +44,33 @@ def template(kinds: tuple[str, ...]) -> Representation:
     return Representation(
         layers=(),
         settings=settings,
-        samples=BLOCKS * BLOCK,
+        samples=blocks * BLOCK,
         model=MappingProxyType({"name": "random"}),
         data=MappingProxyType({"fingerprint": "0", "shards": [[0, 1]]}),
         made=MappingProxyType({}),
-        block_sizes=(BLOCK,) * BLOCKS,
-        block_numbers=tuple(range(BLOCKS)),
+        block_sizes=(BLOCK,) * blocks,
+        block_numbers=tuple(range(blocks)),
     )
 
 
-def synthetic(count: int, kinds: tuple[str, ...]) -> list[Representation]:
+def synthetic(
+    count: int, kinds: tuple[str, ...], depth: int = LAYERS, blocks: int = BLOCKS
+) -> list[Representation]:
     """Networks whose correlations are random 16-bit numbers about a common pattern."""
     generator = torch.Generator().manual_seed(0)
     size = BLOCK * (BLOCK - 1) // 2
-    common = torch.randint(-8000, 8000, (BLOCKS, size), generator=generator).short()
-    whole = template(kinds)
+    common = torch.randint(-8000, 8000, (blocks, size), generator=generator).short()
+    whole = template(kinds, blocks)
     out = []
     for i in range(count):
         layers = []
-        for at in range(LAYERS):
+        for at in range(depth):
             tensors, moments = {}, {}
             for kind in kinds:
-                own = torch.randint(-4000, 4000, (BLOCKS, size), generator=generator).short()
+                own = torch.randint(-4000, 4000, (blocks, size), generator=generator).short()
                 tensors[f"{kind}.blocks.triangle"] = own.add_(common)
-                tensors[f"{kind}.blocks.diagonal"] = torch.ones(BLOCKS, BLOCK)
-                moments[f"trace_{kind}"] = float(BLOCKS * BLOCK)
+                tensors[f"{kind}.blocks.diagonal"] = torch.ones(blocks, BLOCK)
+                moments[f"trace_{kind}"] = float(blocks * BLOCK)
             layers.append(
                 Layer(
                     name=f"layer{at}",
@@ -99,12 +103,28 @@ def timed(reps: list[Representation], kernel: str) -> dict[str, object]:
     }
 
 
+def pair(depth: int) -> dict[str, object]:
+    """`compare` of two networks with a map of depth × depth, with error bars and chance level."""
+    a, b = synthetic(2, ("features",), depth, PAIR_BLOCKS)
+    times = []
+    for _ in range(4):  # the first one is the warm-up
+        start = time.perf_counter()
+        rs.compare(a, b, kernel="features")
+        times.append(time.perf_counter() - start)
+    return {"layers": depth, "seconds": [round(t, 3) for t in sorted(times[1:])]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[10, 30, 100, 300, 1000])
     parser.add_argument("--product-up-to", type=int, default=300)
+    parser.add_argument("--layers", type=int, nargs="+", default=[5, 10, 20, 40, 80])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    pairs = []
+    for depth in options.layers:
+        pairs.append(pair(depth))
+        print(pairs[-1], flush=True)
     rows = []
     for kernel, kinds in (("features", ("features",)), ("product", ("features", "gradients"))):
         most = max(options.sizes) if kernel == "features" else options.product_up_to
@@ -128,6 +148,7 @@ def main() -> None:
             ),
         },
         "rows": rows,
+        "pair": {"what": f"compare of two networks, {PAIR_BLOCKS} blocks", "rows": pairs},
     }
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -119,19 +119,20 @@ def compare_all(
     samples = float("inf") if index == "cka-debiased" else float(first.samples)
     sizes = first.block_sizes[:blocks]
     weight = from_blocks.weights(sizes, first.samples, centre=centre)
-    used = [(b, n) for b, (n, w) in enumerate(zip(sizes, weight, strict=True)) if w]
+    at_once = max(1, from_blocks.rows_at_once(device) // len(reps))
+    used = [run for run in from_blocks.runs(sizes, at_once) if weight[run[0]]]
     share = (weight[weight > 0] / weight.sum()).to(device)
     depth = len(chosen[0])
     scores = torch.zeros(len(reps), len(reps), dtype=torch.float64, device=device)
-    left_out = torch.zeros(len(used), *scores.shape, dtype=torch.float64, device=device)
+    left_out = torch.zeros(len(share), *scores.shape, dtype=torch.float64, device=device)
     for at in range(depth):
         layers = [row[at] for row in chosen]
-        numerators, visible = _numerators(layers, kernel, used, samples, centre, device)
+        numerators, visible = _numerators(layers, kernel, sizes, used, samples, centre, device)
         numerators.mul_(share[:, None, None])
         visible.mul_(share[:, None])
         whole, seen = numerators.sum(0), visible.sum(0)
         scores += _normalised(whole, seen) / depth
-        for i in range(len(used)):
+        for i in range(len(share)):
             left_out[i] += _normalised(whole - numerators[i], seen - visible[i]) / depth
         constant = (whole.diagonal() <= seen).tolist()
         for rep, x, dead in zip(reps, layers, constant, strict=True):
@@ -148,7 +149,7 @@ def compare_all(
         kernel=kernel,
         index=index,
         centre=centre,
-        samples=sum(n for _, n in used),
+        samples=sum(sum(sizes[start:stop]) for start, stop in used),
     )
 
 
@@ -163,48 +164,58 @@ def _matched_layers(reps: Sequence[Representation], layer: str | int | None) -> 
 def _numerators(
     layers: Sequence[Layer],
     kernel: str,
-    used: Sequence[tuple[int, int]],  # number and size of each block
+    sizes: Sequence[int],  # of the blocks
+    used: Sequence[tuple[int, int]],  # blocks [start, stop) of one size, to be read together
     samples: float,
     centre: bool,
     device: str | torch.device,
 ) -> tuple[Tensor, Tensor]:  # (k, R, R), (k, R) float64
     """⟨K1, K2⟩ of every pair of layers, block by block, and what is round-off of ⟨K1, K1⟩."""
     out, visible = [], []
-    for b, n in used:
-        triangle, diagonal = _entries(layers, kernel, b, n, sum(n for _, n in used), device)
-        d = diagonal.double()
-        visible.append(from_blocks.FINEST_SQUARE * (d.sum(1) ** 2 - d.square().sum(1)) / (n * n))
+    unit = sum(sum(sizes[start:stop]) for start, stop in used)
+    for start, stop in used:
+        n, shape = sizes[start], (stop - start, len(layers), -1)
+        triangle, diagonal = _entries(layers, kernel, slice(start, stop), n, unit, device)
+        d = diagonal.double().view(shape)
+        visible.append(from_blocks.FINEST_SQUARE * (d.sum(2) ** 2 - d.square().sum(2)) / (n * n))
         if centre:
             diagonal = _level(triangle, diagonal)
         # The estimate is linear in nine sums; levelled rows sum to zero, so that three remain.
         basis = torch.eye(9, dtype=torch.float64)
         c = inner_product(basis, n, samples, centre=centre)
-        d = diagonal.double()
-        total = d.sum(1)
-        products = symmetric_product(triangle).double().mul_(2 * c[0])
-        products.addmm_(d, d.T, alpha=float(c[2])).addr_(total, total, alpha=float(c[6]))
-        out.append(products)
-    return torch.stack(out), torch.stack(visible)
+        d = diagonal.double().view(shape)
+        total = d.sum(2, keepdim=True)
+        products = torch.stack([symmetric_product(x) for x in triangle.view(shape)]).double()
+        products.mul_(2 * c[0]).baddbmm_(d, d.mT, alpha=float(c[2]))
+        out.append(products.baddbmm_(total, total.mT, alpha=float(c[6])))
+    return torch.cat(out), torch.cat(visible)
 
 
 def _entries(
-    layers: Sequence[Layer], kernel: str, b: int, n: int, unit: float, device: str | torch.device
-) -> tuple[Tensor, Tensor]:  # (R, t), (R, n) float32, on a GPU float64
-    """One block of a kernel for all networks, each divided by its trace over `unit`.
+    layers: Sequence[Layer],
+    kernel: str,
+    which: slice,
+    n: int,
+    unit: float,
+    device: str | torch.device,
+) -> tuple[Tensor, Tensor]:  # (g·R, t), (g·R, n) float32, on a GPU float64
+    """Some blocks of n samples, of all networks, each divided by its kernel's trace over `unit`.
 
-    With entries of about one, float32 holds products of kernels of any scale.
+    With entries of about one, float32 holds products of kernels of any scale. Rows come block by
+    block, all networks of each.
     """
     entries, diagonals = {}, {}
     kinds = kernels.needs(kernel)
     for kind in kinds:
         packed = torch.stack(
-            [x.tensor(f"{kind}.blocks.triangle")[b, : n * (n - 1) // 2] for x in layers]
+            [x.tensor(f"{kind}.blocks.triangle")[which, : n * (n - 1) // 2] for x in layers], 1
         )
-        diagonal = torch.stack([x.tensor(f"{kind}.blocks.diagonal")[b, :n] for x in layers])
+        diagonal = torch.stack([x.tensor(f"{kind}.blocks.diagonal")[which, :n] for x in layers], 1)
         trace = torch.tensor([max(x.moments[f"trace_{kind}"], 1e-300) for x in layers]).double()
-        packed = packed.to(device)
+        packed = packed.flatten(0, 1).to(device)
         dtype = torch.float64 if packed.is_cuda else torch.float32
-        diagonal = (diagonal.double() * (unit / trace)[:, None]).to(packed.device, dtype)
+        diagonal = (diagonal.double() * (unit / trace)[:, None]).flatten(0, 1)
+        diagonal = diagonal.to(packed.device, dtype)
         roots = diagonal.sqrt()
         entry = packed.to(dtype).mul_(1 / torch.iinfo(torch.int16).max)
         if packed.is_cuda:
