@@ -55,11 +55,6 @@ def runs(sizes: Sequence[int], at_once: int) -> list[tuple[int, int]]:
     return out
 
 
-def rows_at_once(device: str | torch.device) -> int:
-    """How many kernels of blocks to work on at a time."""
-    return _ROWS.get(torch.device(device).type, _ROWS["cpu"])
-
-
 def stacked(
     layers: Iterable[Layer],
     kernel: str,
@@ -172,7 +167,8 @@ def scores(
     weight = weights(a.block_sizes, a.samples, centre=centre or index == "rsa")
     generator = torch.Generator().manual_seed(a.settings.seed)
     per_block = max(2, -(-_DRAWS // len(weight)))
-    at_once = max(1, rows_at_once(device) // max(len(a), len(b)))
+    rows = _ROWS.get(torch.device(device).type, _ROWS["cpu"])
+    at_once = max(1, rows // max(len(a), len(b)))
     both = (stacked(rep, kernel, rep.block_sizes, device, at_once=at_once) for rep in (a, b))
     found: list[tuple[Tensor, ...]] = []
     units: list[Tensor] = []

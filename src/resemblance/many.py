@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_ROWS = 512  # kernels of blocks to work on at a time
+
+
 @dataclass(frozen=True)
 class ComparisonMatrix:
     """Similarities of networks with each other, averaged over their matched layers."""
@@ -119,7 +122,7 @@ def compare_all(
     samples = float("inf") if index == "cka-debiased" else float(first.samples)
     sizes = first.block_sizes[:blocks]
     weight = from_blocks.weights(sizes, first.samples, centre=centre)
-    at_once = max(1, from_blocks.rows_at_once(device) // len(reps))
+    at_once = max(1, _ROWS // len(reps))
     used = [run for run in from_blocks.runs(sizes, at_once) if weight[run[0]]]
     share = (weight[weight > 0] / weight.sum()).to(device)
     depth = len(chosen[0])
