@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_ROWS = 512  # kernels of blocks to work on at a time
+_ROWS = 256  # kernels of blocks to work on at a time
 
 
 @dataclass(frozen=True)
