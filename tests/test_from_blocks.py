@@ -142,6 +142,18 @@ def test_drawn_permutations_permute_rows_and_columns_alike():
         torch.testing.assert_close(one, two)
 
 
+@pytest.mark.parametrize("draws", [2, 4, 16])
+def test_the_spread_of_few_draws_a_block_is_that_of_all(draws):
+    """The 95 % quantile of a weighted mean of independent normal blocks is 1.645 √Σw²."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(60, 20, 20, draws, generator=generator).double() + 3
+    share = torch.linspace(1, 2, 60).double()
+    share /= share.sum()
+    found = chance.spread(values, share, generator)
+    expected = 1.645 * float(share.square().sum().sqrt())
+    assert float(found.mean()) == pytest.approx(expected, rel=0.03)
+
+
 # -- whole estimates -------------------------------------------------------------------------------
 
 

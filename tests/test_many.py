@@ -47,6 +47,16 @@ def test_each_pair_scores_as_compare_has_it(zoo, kernel, centre, index):
     np.testing.assert_allclose(found.scores, found.scores.T, atol=1e-6)
 
 
+def test_how_many_blocks_are_read_at_a_time_does_not_matter(zoo, monkeypatch):
+    expected = rs.compare_all(zoo)
+    for rows in (1, 12):
+        monkeypatch.setattr(many, "_ROWS", rows)
+        found = rs.compare_all(zoo)
+        np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
+        np.testing.assert_allclose(found.stderr, expected.stderr, atol=1e-6)
+        assert found.samples == expected.samples == 330
+
+
 def test_standard_errors_at_one_layer_are_those_of_compare(zoo):
     found = rs.compare_all(zoo, layer="l1")
     one = rs.compare(zoo[0], zoo[2])

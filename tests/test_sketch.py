@@ -17,6 +17,7 @@ SEEDS = st.integers(-(2**63), 2**64)
 RNG = np.random.default_rng(0)
 FIRST_BUCKETS = [0, 255, 344, 186, 294, 86, 50, 254]
 FIRST_SIGNS = [1.0, 1.0, 1.0, 1.0, -1.0, 1.0, 1.0, 1.0]
+FOLD_SIGNS = [-1, -1, -1, -1, -1, -1, -1, -1, 1, -1, 1, 1, -1, 1, -1, -1]
 
 
 # -- assign -------------------------------------------------------------------------------------
@@ -172,6 +173,14 @@ def test_fold_adds_each_feature_once_with_a_sign(dim, width):
     assert set(basis.unique().tolist()) <= {-1.0, 0.0, 1.0}
     x = torch.from_numpy(RNG.normal(size=(4, dim))).float()
     assert torch.allclose(fold(x), x @ basis, atol=1e-5)
+
+
+def test_order_and_fold_never_change():
+    """Files recorded with one version must compare with those of the next."""
+    assert shuffled(8, seed=0).tolist() == [2, 3, 7, 5, 1, 0, 4, 6]
+    signs, shifts = Fold(100, 16, seed=0).packed
+    assert signs[:16].tolist() == FOLD_SIGNS
+    assert shifts.tolist() == [8, 8, 8, 8, 0, 0, 8]
 
 
 def test_fold_keeps_inner_products_on_average_with_the_stated_spread():
