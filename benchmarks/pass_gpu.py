@@ -300,7 +300,7 @@ def rivals(name: str, options: argparse.Namespace) -> dict[str, Any]:
     sizes = [size for size in (128, 256, 512, 1024, 2048, 4096) if size <= batch_size]
     layouts = (torch.contiguous_format, torch.channels_last)
     rows: dict[str, Any] = {}
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (getattr(torch, name) for name in options.dtypes):
         with autocast(dtype):
             few = data[: max(1024, 3 * batch_size)]
             tried = {
@@ -371,6 +371,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int)
     parser.add_argument("--first-code", type=Path, help="a checkout of github.com/amzn/xfer")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this benchmark needs a GPU that torch can use; pass_cpu.py does without")
     results: dict[str, Any] = {}
     if options.add and options.out.exists():
         results = json.loads(options.out.read_text())
@@ -394,7 +396,7 @@ def main() -> None:
     if "host" in options.only:  # first, while the process is small
         part("host memory", host_growth)
     if "rivals" in options.only:
-        for name in (LARGE, SMALL):
+        for name in (name for name in (LARGE, SMALL) if name in options.networks):
             part(f"pairs of {name}", rivals, name, options)
     if "pass" in options.only:
         for dtype in options.dtypes:

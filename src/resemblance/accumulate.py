@@ -182,9 +182,9 @@ class Accumulator:
         tensors: dict[str, Tensor] = {}
         self._add_moments()
         self._pack_blocks()
-        none = pack16(torch.zeros(0, self.settings.block, self.settings.block), self.settings.block)
+        size = self.settings.block
         for kind in self._kinds if self.settings.blocks else ():
-            packed = self._blocks.get(kind, [none])
+            packed = self._blocks.get(kind) or [pack16(torch.zeros(0, size, size), size)]
             triangles, diagonals = (torch.cat(parts) for parts in zip(*packed, strict=True))
             tensors[f"{kind}.blocks.triangle"] = triangles
             tensors[f"{kind}.blocks.diagonal"] = diagonals

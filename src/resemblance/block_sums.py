@@ -17,6 +17,11 @@ from . import blocks as packing
 
 Side = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
+# Kernel entries are stored as 16-bit correlations, whose rounding has variance 8e-11. A layer whose
+# squared entries, centred, lie below this share of its diagonal squared is constant as far as
+# one can see.
+_FINEST_SQUARE = 1e-9
+
 
 def counts(n: float) -> tuple[float, float, float, float]:
     """Ordered tuples of 1, 2, 3 and 4 distinct samples out of n.
@@ -129,3 +134,18 @@ def covariance(sums: Tensor, n: int, samples: float) -> Tensor:
     pairs, triples, quads = a / n2, (rr - a) / n3, (ss - 4 * rr + 2 * a) / n4
     _, m2, m3, m4 = counts(samples)
     return pairs - (m4 * quads + 4 * m3 * triples + 2 * m2 * pairs) / m2**2
+
+
+def factors(index: str, n: int, samples: float, *, centre: bool) -> Tensor:  # (9,)
+    """How the nine sums of a block of n samples add up to an estimate, which is linear in them."""
+    nine = torch.eye(9, dtype=torch.float64)
+    if index == "rsa":
+        return covariance(nine, n, samples)
+    return inner_product(nine, n, samples, centre=centre)
+
+
+def least_visible(diagonal: Tensor) -> Tensor:  # (L, n) -> (L,)
+    """What ⟨K, K⟩ of a block must exceed to be more than the round-off of its entries."""
+    n = diagonal.shape[-1]
+    corners = diagonal.sum(1) ** 2 - (diagonal * diagonal).sum(1)
+    return _FINEST_SQUARE * corners / (n * (n - 1))

@@ -16,17 +16,12 @@ from torch import Tensor
 
 from . import blocks as packing
 from . import chance, indices, kernels
-from .block_sums import Side, covariance, inner_product, level, own_sums, pair_sums, side
+from .block_sums import Side, factors, least_visible, level, own_sums, pair_sums, side
 from .errors import MismatchError
 from .representation import Layer, Representation
 
 _DRAWS = 256  # permutations drawn in all, spread over the blocks
 _ROWS = {"cpu": 64, "cuda": 2048}  # kernels of blocks at a time: what a cache holds, or fills a GPU
-
-# Kernel entries are stored as 16-bit correlations, whose rounding has variance 8e-11. A layer whose
-# squared entries, centred, lie below this share of its diagonal squared is constant as far as
-# one can see.
-FINEST_SQUARE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -183,21 +178,16 @@ def scores(
             for (t, d), u in zip(pair, units, strict=True)
         ]
         one, two = (_prepared(*x, index, centre) for x in scaled)
-        # every estimate is linear in the nine sums, and all blocks here are of one size
-        nine = torch.eye(9, dtype=torch.float64)
-        if index == "rsa":
-            factors = covariance(nine, n, samples).to(device)
-        else:
-            factors = inner_product(nine, n, samples, centre=centre).to(device)
+        add_up = factors(index, n, samples, centre=centre).to(device)
         sums = pair_sums(one, two, blocks)
         orders = chance.orders(blocks, per_block, n, generator).to(device)
         found.append(
             (
-                torch.tensordot(factors, sums, 1),
-                *(torch.tensordot(factors, own_sums(x), 1).view(blocks, -1) for x in (one, two)),
-                *(_least_visible(d).view(blocks, -1) for _, d in scaled),
-                torch.tensordot(factors, chance.permuted_sums(sums, n), 1),
-                chance.drawn(one, two, orders, factors),
+                torch.tensordot(add_up, sums, 1),
+                *(torch.tensordot(add_up, own_sums(x), 1).view(blocks, -1) for x in (one, two)),
+                *(least_visible(d).view(blocks, -1) for _, d in scaled),
+                torch.tensordot(add_up, chance.permuted_sums(sums, n), 1),
+                chance.drawn(one, two, orders, add_up),
             )
         )
 
@@ -227,13 +217,6 @@ def _prepared(triangle: Tensor, diagonal: Tensor, index: str, centre: bool) -> S
     if index == "rsa":
         return side(*_distances(triangle, diagonal))
     return (level if centre else side)(triangle, diagonal)
-
-
-def _least_visible(diagonal: Tensor) -> Tensor:  # (L, n) -> (L,)
-    """What ⟨K, K⟩ of a block must exceed to be more than the round-off of its entries."""
-    n = diagonal.shape[-1]
-    corners = diagonal.sum(1) ** 2 - (diagonal * diagonal).sum(1)
-    return FINEST_SQUARE * corners / (n * (n - 1))
 
 
 def _unit(diagonal: Tensor) -> Tensor:  # (L, n) -> (L, 1)

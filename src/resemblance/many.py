@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import from_blocks, indices, kernels
-from .block_sums import inner_product
+from .block_sums import factors, least_visible
 from .compare import check_recorded, constant_layer, no_blocks
 from .comparison import plain
 from .errors import DataError, MismatchError, ResemblanceWarning
@@ -179,13 +179,11 @@ def _numerators(
     for start, stop in used:
         n, shape = sizes[start], (stop - start, len(layers), -1)
         triangle, diagonal = _entries(layers, kernel, slice(start, stop), n, unit, device)
-        d = diagonal.double().view(shape)
-        visible.append(from_blocks.FINEST_SQUARE * (d.sum(2) ** 2 - d.square().sum(2)) / (n * n))
+        visible.append(least_visible(diagonal.double()).view(shape[:2]))
         if centre:
             diagonal = _level(triangle, diagonal)
-        # The estimate is linear in nine sums; levelled rows sum to zero, so that three remain.
-        basis = torch.eye(9, dtype=torch.float64)
-        c = inner_product(basis, n, samples, centre=centre)
+        # Of the nine sums three remain, as levelled rows sum to zero.
+        c = factors("cka", n, samples, centre=centre)
         d = diagonal.double().view(shape)
         total = d.sum(2, keepdim=True)
         products = torch.stack([symmetric_product(x) for x in triangle.view(shape)]).double()
