@@ -141,6 +141,19 @@ def test_nbs_prefers_buckets_when_there_are_more_of_them(pair):
     assert any("NBS" in note for note in rs.compare(*pair, **nbs).notes)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"index": "nbs"}, {"index": "spectral"}, {"estimator": "buckets", "kernel": "features"}],
+    ids=str,
+)
+def test_every_estimator_computes_on_the_device_asked_for(pair, options):
+    """What a GPU gives is in test_cuda.py; here is only that none is passed over."""
+    with pytest.raises(RuntimeError, match="nowhere"):
+        rs.compare(*pair, device="nowhere", **options)
+    with pytest.raises(RuntimeError, match="nowhere"):
+        rs.compare_all(pair, device="nowhere")
+
+
 def test_nbs_of_the_product_is_taken_from_blocks_which_alone_hold_it(pair):
     assert rs.compare(*pair, kernel="product", index="nbs").estimator == "blocks"
 
