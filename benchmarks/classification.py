@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from digits import HERE, NAMES, accuracy, load, network, train, write
 from resemblance import CountSketch, record
-from resemblance.activations import Pass, visit
-from resemblance.classify import KernelClassifier
-from resemblance.plot import figure
-from resemblance.ridge import Problem, kernel
+from resemblance.analysis.kernel_classifier import KernelClassifier
+from resemblance.analysis.kernel_ridge import Problem, kernel
+from resemblance.analysis.sample_vectors import Pass, visit
+from resemblance.views.figures import figure
 
 SEEDS = range(5)
 SIZES = (128, 512)

@@ -21,7 +21,7 @@ from types import MappingProxyType
 import torch
 
 import resemblance as rs
-from resemblance.representation import Layer, Representation, Settings
+from resemblance.representation.representation import Layer, Representation, Settings
 
 LAYERS, BLOCKS, BLOCK = 10, 16, 128
 PAIR_BLOCKS = 64

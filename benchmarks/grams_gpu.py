@@ -19,8 +19,8 @@ import torch
 import triton
 from triton.testing import do_bench
 
-from resemblance.blocks import gram
-from resemblance.grams import grams
+from resemblance._ops.gram_matrices import grams
+from resemblance._ops.packed_kernels import gram
 
 SHAPES = (
     (8, 128, 65536), (8, 128, 16384), (8, 128, 4096), (2, 128, 802816), (2, 128, 401408),

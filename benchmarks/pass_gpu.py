@@ -33,9 +33,10 @@ from torch.utils.data import DataLoader, Dataset
 
 import resemblance as rs
 from networks import ResNet18
-from resemblance.capture import untouched
-from resemblance.layers import select, trace
-from resemblance.targets import losses as losses_of
+from resemblance._model.call_trace import trace
+from resemblance._model.layer_choice import select
+from resemblance._model.left_as_found import untouched
+from resemblance._model.losses import losses as losses_of
 
 PARTS = ("host", "rivals", "pass", "state", "first-code")
 SMALL, LARGE = "resnet18 at 32", "resnet50 at 224"

@@ -22,7 +22,7 @@ from scipy.stats import kendalltau
 from torch import Tensor, nn
 
 from digits import load, network, train, write
-from resemblance.task2vec import TaskEmbedding, task2vec
+from resemblance.analysis.task_embedding import TaskEmbedding, task2vec
 
 TASKS: dict[str, dict[int, int]] = {
     "0-4": {d: d for d in range(5)},

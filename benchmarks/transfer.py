@@ -29,10 +29,10 @@ from torch import Tensor, nn
 
 from digits import HERE, NAMES, accuracy, load, network, train, write
 from resemblance import record
-from resemblance.activations import Pass, visit
-from resemblance.adaptation import adaptation
+from resemblance.analysis.leave_one_out import leave_one_out
+from resemblance.analysis.mean_embedding import adaptation
+from resemblance.analysis.sample_vectors import Pass, visit
 from resemblance.errors import ResemblanceWarning
-from resemblance.leave_one_out import leave_one_out
 
 LAST, MIDDLE = "10", "6"
 

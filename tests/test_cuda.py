@@ -8,7 +8,7 @@ from torch import nn
 
 import networks
 import resemblance as rs
-from resemblance import grams
+from resemblance._ops import gram_matrices as grams
 from resemblance.errors import DataError
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

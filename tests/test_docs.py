@@ -33,7 +33,7 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
         for line in text.splitlines() if language == "sh" else ():
             words = shlex.split(line)
             assert words[0] == "resemblance", line
-            subprocess.run([sys.executable, "-m", "resemblance.cli", *words[1:]], check=True)
+            subprocess.run([sys.executable, "-m", "resemblance", *words[1:]], check=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -47,7 +47,7 @@ def test_commands_for_people_exist():
     """`console` blocks of the README name make targets and subcommands that are there."""
     makefile = (ROOT / "Makefile").read_text()
     help_text = subprocess.run(
-        [sys.executable, "-m", "resemblance.cli", "--help"], capture_output=True, text=True
+        [sys.executable, "-m", "resemblance", "--help"], capture_output=True, text=True
     ).stdout
     for language, text in blocks(ROOT / "README.md"):
         for line in text.splitlines() if language == "console" else ():

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import resemblance as rs
 from questions.lab import Lab
 from questions.ridge import converged, one_epoch
-from resemblance.leave_one_out import leave_one_out
+from resemblance.analysis.leave_one_out import leave_one_out
 from scale import DATA
 
 SIDE = 128

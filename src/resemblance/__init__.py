@@ -6,64 +6,53 @@ Names are imported when they are first used, so that `resemblance --help` does n
 from __future__ import annotations
 
 import importlib
-import sys
-import types
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 _HOME = {  # public name -> the module that defines it
-    "Comparison": "comparison",
-    "CountSketch": "sketch",
-    "KernelClassifier": "classify",
-    "Representation": "representation",
+    "Comparison": "similarity.comparison",
+    "CountSketch": "_ops.count_sketch",
+    "KernelClassifier": "analysis.kernel_classifier",
+    "Representation": "representation.representation",
     "ResemblanceError": "errors",
-    "adaptation": "adaptation",
-    "cka": "indices",
-    "compare": "compare",
-    "compare_all": "many",
-    "fisher_rao": "fisher_rao",
-    "load": "representation",
-    "merge": "representation",
-    "nbs": "indices",
-    "record": "record",
-    "record_arrays": "record",
-    "report": "report",
-    "task2vec": "task2vec",
+    "adaptation": "analysis.mean_embedding",
+    "cka": "similarity.indices",
+    "compare": "similarity.two_networks",
+    "compare_all": "similarity.many_networks",
+    "fisher_rao": "analysis.fisher_rao_norm",
+    "load": "representation.representation",
+    "merge": "representation.representation",
+    "nbs": "similarity.indices",
+    "record": "recording.from_model",
+    "record_arrays": "recording.from_model",
+    "report": "views.report_page",
+    "task2vec": "analysis.task_embedding",
 }
 
 __all__ = [*_HOME]
 
 if TYPE_CHECKING:
-    from .adaptation import adaptation
-    from .classify import KernelClassifier
-    from .compare import compare
-    from .comparison import Comparison
+    from ._ops.count_sketch import CountSketch
+    from .analysis.fisher_rao_norm import fisher_rao
+    from .analysis.kernel_classifier import KernelClassifier
+    from .analysis.mean_embedding import adaptation
+    from .analysis.task_embedding import task2vec
     from .errors import ResemblanceError
-    from .fisher_rao import fisher_rao
-    from .indices import cka, nbs
-    from .many import compare_all
-    from .record import record, record_arrays
-    from .report import report
-    from .representation import Representation, load, merge
-    from .sketch import CountSketch
-    from .task2vec import task2vec
+    from .recording.from_model import record, record_arrays
+    from .representation.representation import Representation, load, merge
+    from .similarity.comparison import Comparison
+    from .similarity.indices import cka, nbs
+    from .similarity.many_networks import compare_all
+    from .similarity.two_networks import compare
+    from .views.report_page import report
 
 
-class _Package(types.ModuleType):
-    """A package whose public names win over its modules of the same name (`compare`, `record`)."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _HOME:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f".{_HOME[name]}", self.__name__), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOME and isinstance(value, types.ModuleType)):
-            super().__setattr__(name, value)
-
-    def __dir__(self) -> list[str]:
-        return sorted([*__all__, "__version__"])
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
 
 
-sys.modules[__name__].__class__ = _Package
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

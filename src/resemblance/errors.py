@@ -72,3 +72,9 @@ def nearest(name: str, candidates: Iterable[str], count: int = 5) -> str:
     known = list(candidates)
     close = difflib.get_close_matches(name, known, n=count, cutoff=0.5) or known[:count]
     return ", ".join(close)
+
+
+def first_line(error: BaseException) -> str:
+    """What a foreign error says, short enough to be quoted."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -254,7 +254,7 @@ def values() -> Table:
 
 
 def differences(old: Table, new: Table) -> dict[str, float]:
-    """Of every key, the largest difference: of scores as it is, else relative to the largest number.
+    """Of every key, the largest difference: of scores as it is, else relative to the largest one.
 
     Infinite where tables differ in keys, shapes or words.
     """

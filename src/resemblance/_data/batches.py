@@ -1,0 +1,182 @@
+"""Batches as trees of tensors: tuples, lists and dicts, whose leaves share their first axis.
+
+A leaf is a tensor, an array, or a list of plain values (strings, say). Tensors without axes and
+anything else travel along unchanged.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .._ops.device_copies import without_waiting
+from ..errors import DataError
+
+_LABELS = ("labels", "label", "label_ids")
+_MASK = "attention_mask"
+_IGNORED = -100  # the label that torch's losses leave out
+
+
+def tree_map(function: Callable[[Any], Any], batch: Any) -> Any:
+    """The batch with every tensor, array or list of plain values replaced by function(it)."""
+    if isinstance(batch, Tensor | np.ndarray) or _is_plain_list(batch):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        return {key: tree_map(function, value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(tree_map(function, value) for value in batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(tree_map(function, value) for value in batch)
+    return batch
+
+
+def _is_plain_list(batch: Any) -> bool:
+    nested = Tensor | np.ndarray | Mapping | tuple | list
+    return (
+        isinstance(batch, tuple | list)
+        and bool(batch)
+        and not any(isinstance(value, nested) for value in batch)
+    )
+
+
+def leaves(batch: Any) -> list[Any]:
+    """Every tensor, array or list of plain values in the batch, in order."""
+    found: list[Any] = []
+    tree_map(lambda leaf: found.append(leaf), batch)
+    return found
+
+
+def _has_samples(leaf: Any) -> bool:
+    return not hasattr(leaf, "ndim") or leaf.ndim > 0
+
+
+def size(batch: Any) -> int:
+    """The number of samples in a batch: the common length of what it holds."""
+    counts = {len(leaf) for leaf in leaves(batch) if _has_samples(leaf)}
+    if len(counts) != 1:
+        what = "nothing with samples in it" if not counts else f"lengths {sorted(counts)}"
+        raise DataError(
+            f"expected a batch whose tensors share their first axis, found {what} in a "
+            f"{type(batch).__name__}; yield a tensor, (inputs, labels) or a dict of tensors"
+        )
+    return counts.pop()
+
+
+def take(batch: Any, where: slice | np.ndarray) -> Any:
+    """Some samples of a batch; arrays become tensors."""
+
+    def pick(leaf: Any) -> Any:
+        if not _has_samples(leaf):
+            return leaf
+        if isinstance(leaf, Tensor):
+            if isinstance(where, slice):
+                return leaf[where]
+            return leaf[without_waiting(torch.from_numpy(where), leaf.device)]
+        if isinstance(leaf, np.ndarray):
+            return torch.from_numpy(np.ascontiguousarray(leaf[where]))
+        return leaf[where] if isinstance(where, slice) else [leaf[int(i)] for i in where]
+
+    return tree_map(pick, batch)
+
+
+def join(batches: list[Any], padding: int | None = None) -> Any:
+    """Batches one after the other, as one.
+
+    Token sequences of different lengths are padded on where an attention mask says what is
+    padding: masks and tokens with zeros, labels with the index that losses ignore.
+    """
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    if isinstance(first, Tensor | np.ndarray):
+        return _join_tensors([torch.as_tensor(batch) for batch in batches], padding)
+    if _is_plain_list(first):
+        return list(itertools.chain.from_iterable(batches))
+    if isinstance(first, Mapping):
+        masked = attention_mask(first) is not None
+        return {
+            key: join(
+                [batch[key] for batch in batches],
+                (_IGNORED if key in _LABELS else 0) if masked else padding,
+            )
+            for key in first
+        }
+    if isinstance(first, tuple | list):
+        parts = [join(list(part), padding) for part in zip(*batches, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    return first
+
+
+def _join_tensors(parts: list[Tensor], padding: int | None) -> Tensor:
+    if parts[0].ndim == 0:
+        return parts[0]
+    shapes = {part.shape[1:] for part in parts}
+    tokens = all(part.ndim == 2 and not part.is_floating_point() for part in parts)
+    if len(shapes) > 1 and tokens and padding is not None:
+        longest = max(part.shape[1] for part in parts)
+        parts = [
+            torch.nn.functional.pad(part, (0, longest - part.shape[1]), value=padding)
+            for part in parts
+        ]
+    elif len(shapes) > 1:
+        raise DataError(
+            f"expected samples of one shape, found {sorted(map(tuple, shapes))} in successive "
+            "batches; resize them, or pad token sequences and yield dicts with an attention_mask"
+        )
+    return torch.cat(parts)
+
+
+def inputs_of(batch: Any) -> Any:
+    """What the model is called with: the batch without its labels."""
+    if isinstance(batch, Mapping):
+        return {key: value for key, value in batch.items() if key not in _LABELS}
+    return batch[0] if isinstance(batch, tuple | list) and not _is_plain_list(batch) else batch
+
+
+def run_by_convention(model: nn.Module, batch: Any) -> Any:
+    """The model on a batch's inputs, by keyword where they are a dict."""
+    inputs = inputs_of(batch)
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+
+def labels_of(batch: Any) -> Any:
+    """The labels of a batch, or None."""
+    if isinstance(batch, Mapping):
+        return next((batch[key] for key in _LABELS if key in batch), None)
+    if isinstance(batch, tuple | list) and len(batch) > 1 and not _is_plain_list(batch):
+        return batch[1]
+    return None
+
+
+def attention_mask(batch: Any) -> Tensor | None:
+    """The padding mask (n, positions) of a batch of sequences, or None."""
+    mask = batch.get(_MASK) if isinstance(batch, Mapping) else None
+    return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+
+
+def is_padded(batch: Any) -> bool:
+    """Whether a mask says that some sequences are padded."""
+    mask = attention_mask(batch)
+    return mask is not None and bool((mask == 0).any())
+
+
+def to_device(batch: Any, device: torch.device | None) -> Any:
+    """The batch as ordinary tensors, outside any graph, on the model's device."""
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            leaf = torch.from_numpy(np.ascontiguousarray(leaf))
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if leaf.is_inference():
+            leaf = leaf.clone()  # made in inference mode: autograd refuses to save it
+        leaf = leaf.detach()
+        return leaf if device is None else leaf.to(device, non_blocking=True)
+
+    with torch.inference_mode(False):
+        return tree_map(move, batch)

@@ -1,0 +1,76 @@
+"""Labels of samples: found, checked against the classes, turned into one-hot targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+
+
+def of_batch(indices: np.ndarray, own: Any, given: np.ndarray | None) -> np.ndarray:  # (n,)
+    """The labels of a batch: those given apart, by index, else its own."""
+    if given is not None:
+        if given.ndim != 1 or indices.max() >= len(given):
+            raise DataError(
+                f"expected one label a sample, found labels of shape {given.shape} and a sample "
+                f"{indices.max()}; pass labels in the order of the data"
+            )
+        return given[indices]
+    if own is None:
+        raise DataError("found no labels; pass y, or data whose batches are (inputs, labels)")
+    labels = own.cpu().numpy() if isinstance(own, Tensor) else np.asarray(own)
+    if labels.shape != indices.shape:
+        raise DataError(
+            f"expected one label a sample, found labels of shape {labels.shape} for {len(indices)} "
+            "samples; pass integers or names, not one-hot rows"
+        )
+    return labels
+
+
+def classes(labels: np.ndarray, given: Any = None) -> np.ndarray:
+    """The sorted classes, of which there are two or more, each with samples."""
+    present = np.unique(labels)
+    if len(present) < 2:
+        raise DataError(f"expected samples of two or more classes, found {some(present)} alone")
+    if given is not None:
+        wanted = np.unique(np.asarray(given))
+        absent, surplus = np.setdiff1d(wanted, present), np.setdiff1d(present, wanted)
+        if len(absent):
+            raise DataError(
+                f"no sample of class {some(absent)}, which classes= lists: it cannot be learnt; "
+                "add samples of it or leave it out"
+            )
+        if len(surplus):
+            raise DataError(
+                f"samples of class {some(surplus)}, which classes= does not list; list it or leave "
+                "them out"
+            )
+    return present
+
+
+def one_hot(labels: np.ndarray, known: np.ndarray) -> Tensor:  # (n,), (C,) -> (n, C)
+    """Rows of float64 with a one at each label's class.
+
+    >>> one_hot(np.array(["b", "a"]), np.array(["a", "b"])).tolist()
+    [[0.0, 1.0], [1.0, 0.0]]
+    """
+    return torch.from_numpy((labels[:, None] == known).astype(np.float64))
+
+
+def refuse_unseen(labels: np.ndarray, known: np.ndarray) -> None:
+    """An error if a label is none of the classes that were fitted."""
+    unseen = np.setdiff1d(labels, known)
+    if len(unseen):
+        raise DataError(
+            f"label {some(unseen)} was not among the classes of fit ({some(known)}), so it can "
+            "never be predicted; fit with samples of it, or leave it out"
+        )
+
+
+def some(values: np.ndarray) -> str:
+    """A few labels, for an error message."""
+    return ", ".join(str(value) for value in values[:5]) + (", ..." if len(values) > 5 else "")

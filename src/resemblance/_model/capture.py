@@ -1,0 +1,174 @@
+"""Features and gradients at chosen layers of any PyTorch module, which is left as it was.
+
+`Capture` runs one forward and one backward per batch and hands each layer's features, with the
+gradient of the loss at them, to a callback as soon as the gradient arrives. Parameters take no
+gradient: the first tapped output becomes the leaf of the graph, so nothing before it is
+differentiated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import LayerError
+from .call_trace import modules_of
+from .layer_choice import Tap
+from .nested_outputs import first_tensor, sample_axis, swap_first
+
+Consume = Callable[[int, Tensor, "Tensor | None"], None]
+
+# float16 ends at 6e-8, above many gradients; a power of two is taken off again without loss
+_HALF_SCALE = 1024.0
+
+
+class Capture:
+    """Hooks on a model for the length of a `with` block.
+
+    `run(forward, losses, count)` calls `forward()`, then differentiates `losses(outputs)`, and
+    `consume(i, features, gradients)` is called once for each tap i with both batch first, in the
+    shape of the layer. A feature is the value at the tap: where the network later writes over
+    that memory in place (an in-place ReLU), the batch is run again with a copy kept at that tap.
+    """
+
+    def __init__(
+        self, model: nn.Module, taps: Sequence[Tap], consume: Consume, *, gradients: bool
+    ) -> None:
+        self.model, self.taps, self.consume, self.gradients = model, taps, consume, gradients
+        self.copied: set[int] = set()  # taps whose memory the network writes over
+        self._axes: dict[int, int] = {}  # of the samples, as learnt from unambiguous batches
+        self._where: dict[tuple[str, bool], dict[int, int]] = {}
+        for i, tap in enumerate(taps):
+            self._where.setdefault((tap.module, tap.is_input), {})[tap.call] = i
+        self._begin(0)
+
+    def _begin(self, count: int) -> None:
+        self._count = count
+        self._scale = 1.0
+        self._calls: Counter[tuple[str, bool]] = Counter()
+        self._leaves: list[Tensor] = []
+        self._features: dict[int, Tensor] = {}
+        self._versions: dict[int, int] = {}
+        self._done: set[int] = set()
+
+    def __enter__(self) -> Capture:
+        self._handles = []
+        modules = modules_of(self.model)
+        for module_name, is_input in self._where:
+            module, hook = modules[module_name], self._hook(module_name, is_input)
+            if is_input:
+                self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+            else:
+                self._handles.append(module.register_forward_hook(hook))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._begin(0)
+
+    def run(self, forward: Callable[[], Any], losses: Callable[[Any], Tensor], count: int) -> None:
+        """One batch of `count` samples through the model, there and back."""
+        with torch.inference_mode(False), torch.set_grad_enabled(self.gradients):
+            while True:
+                self._begin(count)
+                outputs = forward()
+                self._missing("never runs on this batch", set(self._features) | self._done)
+                if not self.gradients:
+                    break
+                overwritten = {
+                    i for i, f in self._features.items() if f._version != self._versions[i]
+                }
+                if not overwritten:
+                    self._backward(losses(outputs).sum())
+                    break
+                self.copied |= overwritten
+            self._begin(0)
+
+    def _backward(self, loss: Tensor) -> None:
+        if not loss.requires_grad:
+            raise LayerError(
+                "no tapped layer reaches the loss, so there is no gradient to record; tap layers "
+                "that the output depends on, or record with gradients=False"
+            )
+        if any(f.dtype == torch.float16 for f in self._features.values()):
+            self._scale = _HALF_SCALE
+        torch.autograd.grad(loss * self._scale, self._leaves, allow_unused=True)
+        self._missing(
+            "gets no gradient, as its output does not reach the loss; leave it out or record with "
+            "gradients=False",
+            self._done,
+        )
+
+    def _missing(self, what: str, found: set[int]) -> None:
+        for i, tap in enumerate(self.taps):
+            if i not in found:
+                raise LayerError(f"layer {tap.name!r} {what}")
+
+    def _hook(self, name: str, is_input: bool) -> Callable[..., Any]:
+        slots = self._where[name, is_input]
+
+        def on_call(module: nn.Module, args: Any, kwargs_or_output: Any) -> Any:
+            self._calls[name, is_input] += 1
+            i = slots.get(self._calls[name, is_input])
+            if i is None:
+                return None
+            return self._tap(i, module, (args, kwargs_or_output) if is_input else kwargs_or_output)
+
+        return on_call
+
+    def _tap(self, i: int, module: nn.Module, value: Any) -> Any:
+        tensor = first_tensor(value)
+        if tensor is None:
+            raise LayerError(
+                f"layer {self.taps[i].name!r}: expected a floating-point tensor, found "
+                f"{type(value).__name__} without one; tap another layer"
+            )
+        axis = self._axis(i, module, tensor)
+        if not self.gradients:
+            self._done.add(i)
+            self.consume(i, _samples_first(tensor.detach(), axis), None)
+            return None
+        passed_on = None
+        # Nothing before the first tap is recorded, so the graph begins there.
+        if not self._leaves or not tensor.requires_grad:
+            tensor = tensor.detach().requires_grad_()
+            self._leaves.append(tensor)
+            passed_on = swap_first(value, tensor.clone())  # the network may write into the clone
+        features = tensor.detach()
+        if i in self.copied:
+            features = features.clone()
+        self._features[i], self._versions[i] = features, features._version
+
+        def arrived(gradient: Tensor) -> None:
+            features = self._features.pop(i)
+            self._done.add(i)
+            gradient = gradient.detach()
+            if self._scale != 1:
+                gradient = gradient.float() / self._scale
+            self.consume(i, _samples_first(features, axis), _samples_first(gradient, axis))
+
+        tensor.register_hook(arrived)
+        return passed_on
+
+    def _axis(self, i: int, module: nn.Module, tensor: Tensor) -> int:
+        """Where the samples are. If the number of samples equals another size, look back."""
+        time_major = getattr(module, "batch_first", True) is False and tensor.ndim == 3
+        axis = sample_axis(tensor, self._count, usual=self._axes.get(i, int(time_major)))
+        if axis is None:
+            raise LayerError(
+                f"layer {self.taps[i].name!r}: expected {self._count} samples along its first "
+                f"axis, found shape {tuple(tensor.shape)}; tap a layer around it that keeps one "
+                "row a sample"
+            )
+        if sample_axis(tensor, self._count, usual=1 - axis) == axis:  # no other axis would do
+            self._axes[i] = axis
+        return axis
+
+
+def _samples_first(x: Tensor, axis: int) -> Tensor:
+    return x.movedim(axis, 0) if axis else x

@@ -1,0 +1,139 @@
+"""What is differentiated: a loss for each sample, from a model's outputs.
+
+The default needs no label. With p = softmax(z) and q ∝ p^β, the loss is −Σ_y q_y log p_y with q
+held fixed, so at the logits its gradient is softmax(z) − softmax(βz): the expectation, over the
+tempered prediction, of the gradient of −log p. `labels` is cross-entropy with the data's own
+labels, and any function `(outputs, batch) -> (n,) losses` will do instead. Where a sample has many
+predictions (tokens, pixels), its loss is their mean, without padding and ignored labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._data.batches import attention_mask, labels_of
+from ..errors import DataError, TargetError
+from .nested_outputs import first_tensor
+
+_IGNORED = -100  # the label that torch's losses leave out
+
+FindLogits = Callable[[Any], Tensor]
+Losses = Callable[[Any, Any], Tensor]  # (outputs, batch) -> (n,)
+Target = str | Losses
+
+
+def losses(target: Target, beta: float, logits: FindLogits | None) -> Losses:
+    """The function from (outputs, batch) to one loss a sample that `target` names."""
+    if callable(target):
+        return target
+    if target not in ("tempered", "labels"):
+        raise TargetError(
+            f'target must be "tempered", "labels" or a function (outputs, batch) -> losses; '
+            f"found {target!r}"
+        )
+    if target == "tempered" and beta == 1:
+        raise TargetError(
+            "beta=1 makes every gradient zero, since E_p ∇log p = 0; use beta=0.5, or any other "
+            "value from 0 to below 1"
+        )
+    if target == "tempered" and not 0 <= beta < math.inf:
+        raise TargetError(f"beta must be 0 or more, finite and not 1; found {beta}")
+    find = logits or find_logits
+
+    def tempered(outputs: Any, batch: Any) -> Tensor:
+        z = _by_position(find(outputs))
+        each = -(F.softmax(beta * z.detach(), -1) * F.log_softmax(z, -1)).sum(-1)
+        return _mean_over_positions(each, _mask(batch, each))
+
+    def labelled(outputs: Any, batch: Any) -> Tensor:
+        log_p = F.log_softmax(_by_position(find(outputs)), -1)
+        y = _checked_labels(batch, log_p)
+        each = -log_p.gather(-1, y.clamp_min(0)[..., None])[..., 0]
+        return _mean_over_positions(each, _mask(batch, each) * (y != _IGNORED))
+
+    return tempered if target == "tempered" else labelled
+
+
+def find_logits(outputs: Any) -> Tensor:
+    """A tensor itself, `.logits` or `["logits"]`, or the first tensor of a tuple or list."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    if isinstance(outputs, Mapping) and "logits" in outputs:
+        return outputs["logits"]
+    if isinstance(getattr(outputs, "logits", None), Tensor):
+        return outputs.logits
+    found = first_tensor(outputs) if isinstance(outputs, tuple | list) else None
+    if found is None:
+        raise TargetError(
+            f"found no logits in the model's output ({type(outputs).__name__}): expected a tensor, "
+            "something with .logits, or a tuple that begins with them. Pass logits=<function of "
+            "the output>, or record features alone with gradients=False"
+        )
+    return found
+
+
+def refuse_probabilities(outputs: Any, logits: FindLogits | None) -> None:
+    """An error if what should be logits is already a probability, which would be tempered twice."""
+    z = _by_position((logits or find_logits)(outputs).detach())
+    if bool((z >= 0).all()) and bool(((z.sum(-1) - 1).abs() < 1e-3).all()):
+        raise TargetError(
+            "expected logits, found values that are positive and sum to one: the model seems to "
+            "end in a softmax; pass logits=lambda p: p.log()"
+        )
+
+
+def _by_position(z: Tensor) -> Tensor:  # -> (n, positions, classes), float32 or better
+    """Logits (n, classes), (n, tokens, classes) or (n, classes, height, width) in one shape."""
+    classes = z.shape[1] if z.ndim > 3 else z.shape[-1] if z.ndim > 1 else 1
+    if classes < 2:
+        raise TargetError(
+            f"expected logits over two or more classes, found an output of shape "
+            f"{tuple(z.shape)}. One output a sample is a regression head (whose tempered "
+            "gradient is zero for every beta) or a single binary logit: pass "
+            "target=<function (outputs, batch) -> losses>; for a binary logit z also "
+            "logits=lambda z: torch.cat([torch.zeros_like(z), z], 1); or gradients=False"
+        )
+    if z.ndim > 3:  # images of logits, as cross_entropy takes them
+        z = z.movedim(1, -1)
+    z = z.flatten(1, -2) if z.ndim > 2 else z[:, None]
+    return z.to(torch.promote_types(z.dtype, torch.float32))
+
+
+def _checked_labels(batch: Any, log_p: Tensor) -> Tensor:  # -> (n, positions)
+    y = labels_of(batch)
+    if y is None:
+        raise TargetError(
+            'target="labels" needs batches (inputs, labels) or dicts with a "labels" entry; '
+            f"found {type(batch).__name__} without"
+        )
+    y = torch.as_tensor(y).to(log_p.device)
+    n, positions, classes = log_p.shape
+    if y.is_floating_point() or y.numel() != n * positions or len(y) != n:
+        raise DataError(
+            f"expected one integer label for each of {n} × {positions} predictions, found "
+            f"{y.dtype} labels of shape {tuple(y.shape)}; for other targets pass "
+            "target=<function (outputs, batch) -> losses>"
+        )
+    y = y.reshape(n, positions).long()
+    wrong = (y != _IGNORED) & ((y < 0) | (y >= classes))
+    if bool(wrong.any()):
+        raise DataError(
+            f"label {int(y[wrong][0])} is out of range: the model has {classes} classes, "
+            f"so labels run from 0 to {classes - 1}"
+        )
+    return y
+
+
+def _mask(batch: Any, each: Tensor) -> Tensor:  # (n, positions), one where there is no padding
+    mask = attention_mask(batch)
+    return torch.ones_like(each) if mask is None or mask.shape != each.shape else mask.to(each)
+
+
+def _mean_over_positions(each: Tensor, mask: Tensor) -> Tensor:  # (n, positions) -> (n,)
+    return (each * mask).sum(1) / mask.sum(1).clamp_min(1)

@@ -1,0 +1,50 @@
+"""Random bits as a pure function of a seed and an index: equal everywhere and for ever.
+
+Buckets, signs, folds and the order of samples are drawn from this hash, and never from a generator:
+two recordings made apart agree only because of that. `absorb` makes the same hash of content.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+BUCKET, SIGN, ORDER, FOLD_SIGN, FOLD_SHIFT, ROW = range(6)  # independent streams of one seed
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection that mixes all 64 bits."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def bits(seed: int, stream: int, indices: ArrayLike) -> np.ndarray:
+    """64 random bits for each index; streams and seeds are independent of each other."""
+    with np.errstate(over="ignore"):
+        golden = np.uint64(0x9E3779B97F4A7C15)
+        key = _mixed(np.asarray([int(seed) % 2**64], np.uint64) + golden * np.uint64(stream + 1))
+        return _mixed(key ^ _mixed(np.asarray(indices).astype(np.uint64) * golden + golden))
+
+
+def below(random: np.ndarray, bound: int) -> np.ndarray:
+    """Integers in [0, bound) from the upper 32 of 64 random bits (bias below bound / 2³²)."""
+    return (((random >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)
+
+
+def absorb(hashes: np.ndarray, words: np.ndarray) -> np.ndarray:  # (n,), (n, w) -> (n,) uint64
+    """Running 64-bit hashes of rows, after reading each row's words; zero words add nothing."""
+    keys = bits(0, ROW, np.arange(words.shape[1]))
+    with np.errstate(over="ignore"):
+        read = (_mixed(words ^ keys) - _mixed(keys)).sum(1, dtype=np.uint64)
+        return _mixed(_mixed(hashes) + read)
+
+
+def shuffled(count: int, seed: int) -> np.ndarray:
+    """The seeded order of `count` samples: indices sorted by their hash.
+
+    >>> sorted(shuffled(5, seed=0).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    # No two are equal, each step being a bijection: any sort gives the same order.
+    return np.argsort(bits(seed, ORDER, np.arange(count)))

@@ -1,0 +1,322 @@
+"""Classification without training: kernel ridge regression on a layer of a fixed network.
+
+One-hot targets T and the kernel K of a layer give t* = Tᵀ (K + αI)⁻¹ k(x*). Up to a few thousand
+samples this is exact; beyond, samples and targets are added, with the same random signs, into the M
+buckets of a CountSketch. `KernelClassifier` follows scikit-learn's conventions, without needing it.
+
+What a sketch may cover: `both` is sketch-and-solve, with t* = T̃ᵀ (K̃ + αI)⁻¹ k̃(x*). `data` keeps
+the targets whole: the sum of each class's features is exact, and only K is sketched (the Hessian
+sketch). `labels` is the reverse, K exact and targets sketched; it saves nothing and is here to show
+where accuracy is lost. docs/classification.md measures the three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .._data import labels
+from .._model import pooling
+from .._ops.count_sketch import CountSketch
+from ..errors import DataError, LayerError, MismatchError, ResemblanceError
+from ..representation.representation import Representation
+from ..similarity.kernels import needs
+from .gathered_samples import Gathered, sketch_targets
+from .kernel_ridge import Problem, accuracy, best_by_leave_one_out, kernel
+from .sample_vectors import Call, Pass, Vectors, visit
+
+KERNELS = ("features", "gradients", "product")
+SKETCHES = ("auto", None, "both", "data", "labels")
+_FOLDS = 5
+
+
+class KernelClassifier:
+    """Kernel ridge classification on one layer of a network that is not trained further.
+
+    Args:
+        model: any `nn.Module`; with the gradients and product kernels it must end in logits.
+        layer: a name, as in `record`; None is the last that `layers="auto"` finds.
+        kernel: features, gradients (of the tempered loss, no label needed) or product.
+        alpha: the ridge; None chooses it on a grid, by leave-one-out in closed form for an exact
+            fit and by five-fold cross-validation on up to 1,000 samples for a sketched one.
+        sketch: `"auto"` is exact up to `exact_up_to` samples and `"both"` above; None is always
+            exact; `"both"`, `"data"`, `"labels"` as in the module's paragraph.
+        buckets: M, the number of sketched items.
+        classes: all labels there are; None takes those in the data.
+        pool, beta, logits, call, seed, batch_size: as in `record`.
+        max_dim: wider layers are folded to this width, an unbiased sketch of the kernel; None
+            folds nothing.
+
+    After `fit`: `classes_`, `layer_`, `alpha_`, `sketch_` (what was used), `n_samples_`, and the
+    accuracy on left-out samples: `loo_score_` (exact) or `cv_score_` (sketched), the other None.
+
+    Cost: one pass; an exact fit holds N × d floats and takes O(N² min(N, d)), a sketched one holds
+    M × d and takes O(M³). Reference: Tang et al. 2020, supplement; Avron, Clarkson, Woodruff 2017.
+
+    >>> x = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).repeat(20, 1)
+    >>> y = torch.tensor([1, 0]).repeat(20)
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(2, 2))
+    >>> KernelClassifier(net, layer="0").fit(x, y).score(x, y)
+    1.0
+    """
+
+    _estimator_type = "classifier"
+    loo_score_: float | None
+    cv_score_: float | None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        layer: str | None = None,
+        kernel: str = "features",
+        alpha: float | None = None,
+        sketch: str | None = "auto",
+        buckets: int = 512,
+        exact_up_to: int = 8000,
+        classes: Sequence[Any] | None = None,
+        pool: pooling.Pool = "flatten",
+        beta: float = 0.5,
+        logits: Callable[[Any], Tensor] | None = None,
+        call: Call | None = None,
+        max_dim: int | None = 16384,
+        seed: int = 0,
+        batch_size: int = 128,
+    ) -> None:
+        self.model = model
+        self.layer = layer
+        self.kernel = kernel
+        self.alpha = alpha
+        self.sketch = sketch
+        self.buckets = buckets
+        self.exact_up_to = exact_up_to
+        self.classes = classes
+        self.pool = pool
+        self.beta = beta
+        self.logits = logits
+        self.call = call
+        self.max_dim = max_dim
+        self.seed = seed
+        self.batch_size = batch_size
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {name: getattr(self, name) for name in _PARAMETERS}
+
+    def set_params(self, **params: Any) -> KernelClassifier:
+        """Replace some of the constructor's arguments."""
+        for name, value in params.items():
+            if name not in _PARAMETERS:
+                raise DataError(f"no parameter {name!r}; there are {', '.join(_PARAMETERS)}")
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        return (
+            f"KernelClassifier({type(self.model).__name__}, layer={self.layer!r}, "
+            f"kernel={self.kernel!r}, sketch={self.sketch!r})"
+        )
+
+    def __sklearn_tags__(self) -> Any:  # asked for by scikit-learn alone, which is there then
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type="classifier",
+            target_tags=TargetTags(required=False),
+            classifier_tags=ClassifierTags(),
+            input_tags=InputTags(two_d_array=False, three_d_array=True),
+        )
+
+    # -- fitting --------------------------------------------------------------------------------
+
+    def fit(self, data: Any, y: Any = None) -> KernelClassifier:
+        """One pass over the data: anything `record` takes, with labels in it or as `y`."""
+        self._prepare(self.max_dim, self.seed)
+        given = None if y is None else np.asarray(y)
+        gathered = Gathered(CountSketch(self.buckets, self.seed), self.sketch, self.exact_up_to)
+        names: list[str] = []
+
+        def consume(indices: np.ndarray, own: Any, layers: dict[str, Vectors]) -> None:
+            names[:] = layers
+            vectors = layers[names[-1]]  # with layer=None the last of the automatic ones
+            self._check_width(vectors, names[-1])
+            gathered.add(indices, labels.of_batch(indices, own, given), vectors)
+
+        visit(self.model, data, "auto" if self.layer is None else self.layer, self._how, consume)
+        if self.layer is not None and len(names) > 1:
+            raise LayerError(
+                f"layer={self.layer!r} stands for {', '.join(names)}; name one of them"
+            )
+        _refuse_count(given, gathered.count)
+        found = gathered.labels()
+        self.classes_ = labels.classes(found, self.classes)
+        self.n_samples_, self.layer_ = gathered.count, names[-1]
+        targets = labels.one_hot(found, self.classes_)
+        if gathered.exact:
+            self.sketch_ = None
+            return self._fit_exact(Problem.of_items(gathered.rows(), targets))
+        self.sketch_ = gathered.mode
+        return self._fit_sketched(gathered, targets)
+
+    def fit_representation(self, rep: Representation, y: Any) -> KernelClassifier:
+        """Fit on what `record(..., keep_sums=True)` kept, without another pass over the data.
+
+        Targets go to the same buckets as their samples, since the assignment depends on the seed
+        and the index alone: `y` are the labels in the order of the data set. Nothing is held
+        out to choose α by, so `alpha` must be given.
+        """
+        s = rep.settings
+        self._prepare(s.max_dim, s.seed)
+        if self.alpha is None:
+            raise DataError("fit_representation has no sample to choose alpha by; pass alpha=")
+        layer = rep[self.layer if self.layer is not None else -1]
+        missing = [kind for kind in self._how.kinds if f"{kind}.sums" not in layer.tensors]
+        if missing:
+            raise MismatchError(
+                f"layer {layer.name!r} holds no accumulators of {missing[0]}; record it with "
+                "keep_sums=True, gradients=True and buckets above 0"
+            )
+        for what, here, there in (
+            ("pool", pooling.check(self.pool), s.pool),
+            ("beta", self.beta if "gradients" in self._how.kinds else s.beta, s.beta),
+        ):
+            if here != there:
+                raise MismatchError(
+                    f"{what} differs: {there!r} in the recording, {here!r} here; set the "
+                    "classifier's to the recording's"
+                )
+        found = np.asarray(y)
+        _refuse_count(found, rep.samples + rep.data["skipped"])
+        if rep.data["skipped"]:
+            raise MismatchError(
+                f"{rep.data['skipped']} samples were skipped as not finite, and it is not known "
+                "which: their labels cannot be left out; use fit on finite samples"
+            )
+        self.classes_ = labels.classes(found, self.classes)
+        sums = {kind: layer.tensors[f"{kind}.sums"].double() for kind in self._how.kinds}
+        targets = labels.one_hot(found, self.classes_)
+        sketch = CountSketch(s.buckets, s.seed, s.per_sample)
+        table = sketch_targets(targets, sketch, np.arange(len(found)), len(sums))
+        self.layer_, self.n_samples_, self.sketch_ = layer.name, rep.samples, "both"
+        self._width = next(iter(sums.values())).shape[1]
+        return self._finish(Problem.of_items(sums, table), float(self.alpha))
+
+    def _fit_exact(self, problem: Problem) -> KernelClassifier:
+        spectrum, targets = problem.spectrum, problem.targets
+        if self.alpha is None:
+            alpha, self.loo_score_ = best_by_leave_one_out(spectrum, targets)
+        else:
+            alpha = float(self.alpha)
+            self.loo_score_ = accuracy(spectrum.leave_one_out(targets, alpha), targets)
+        return self._finish(problem, alpha)
+
+    def _fit_sketched(self, gathered: Gathered, targets: Tensor) -> KernelClassifier:
+        """α by folds of the held samples: what a fold added to a sum is taken off again."""
+        whole, held = gathered.problem(targets), gathered.held()
+        alphas = whole.spectrum.alphas().tolist() if self.alpha is None else [float(self.alpha)]
+        error, hits = np.zeros(len(alphas)), np.zeros(len(alphas))
+        mixed = np.random.default_rng(self.seed).permutation(held)
+        for fold in np.array_split(mixed, min(_FOLDS, len(held))):
+            part = gathered.problem(targets, without=fold)
+            similar = kernel(gathered.rows(fold), part.items)
+            for i, alpha in enumerate(alphas):
+                predicted = similar @ part.weights(alpha)
+                error[i] += float(((predicted - targets[fold]) ** 2).sum())
+                hits[i] += accuracy(predicted, targets[fold]) * len(fold)
+        best = int(error.argmin())
+        self.cv_score_ = float(hits[best] / len(held))
+        return self._finish(whole, alphas[best])
+
+    def _finish(self, problem: Problem, alpha: float) -> KernelClassifier:
+        self.alpha_ = alpha
+        self._items, self._weights = problem.items, problem.weights(alpha)
+        return self
+
+    # -- predicting -----------------------------------------------------------------------------
+
+    def decision_function(self, data: Any) -> np.ndarray:  # (n, classes)
+        """t*, the regressed one-hot target of each sample, in the order of the data."""
+        return self._decide(data)[0]
+
+    def predict(self, data: Any) -> np.ndarray:  # (n,)
+        """The class of the largest t*, in the order of the data."""
+        values = self.decision_function(data)
+        return self.classes_[values.argmax(1)]
+
+    def score(self, data: Any, y: Any = None) -> float:
+        """Accuracy; labels are in the data or `y`, and must be among `classes_`."""
+        values, own = self._decide(data)
+        if y is None and own is None:
+            raise DataError("found no labels to score by; pass y, or data of (inputs, labels)")
+        true = own if y is None else np.asarray(y)
+        _refuse_count(true, len(values))
+        labels.refuse_unseen(true, self.classes_)
+        return float((self.classes_[values.argmax(1)] == true).mean())
+
+    def _decide(self, data: Any) -> tuple[np.ndarray, Any]:
+        """t* and the data's own labels, if it has them, in the order of the data."""
+        if not hasattr(self, "_weights"):
+            raise ResemblanceError("this KernelClassifier is not fitted yet: call fit first")
+        order, values, true = [], [], []
+
+        def consume(indices: np.ndarray, own: Any, layers: dict[str, Vectors]) -> None:
+            self._check_width(layers[self.layer_], self.layer_)
+            order.append(indices)
+            values.append(kernel(layers[self.layer_], self._items) @ self._weights)
+            if own is not None:
+                true.append(labels.of_batch(indices, own, None))
+
+        visit(self.model, data, self.layer_, self._how, consume)
+        back = np.argsort(np.concatenate(order))
+        return torch.cat(values).numpy()[back], np.concatenate(true)[back] if true else None
+
+    # -- checks ---------------------------------------------------------------------------------
+
+    def _prepare(self, max_dim: int | None, seed: int) -> None:
+        """Check the parameters and forget an earlier fit; scikit-learn's estimators do it here."""
+        if self.kernel not in KERNELS:
+            raise DataError(f"kernel must be one of {', '.join(KERNELS)}; found {self.kernel!r}")
+        if self.sketch not in SKETCHES:
+            raise DataError(f"sketch must be one of {SKETCHES}; found {self.sketch!r}")
+        if self.alpha is not None and not 0 < self.alpha < float("inf"):
+            raise DataError(
+                f"alpha must be a positive number, or None to choose it; found {self.alpha!r}"
+            )
+        if self.sketch == "data" and self.kernel == "product":
+            raise DataError(
+                'sketch="data" keeps the sum of each class, which for the product kernel is a '
+                'd × d matrix; use sketch="both" or None'
+            )
+        self._how = Pass(
+            kinds=needs(self.kernel),
+            pool=self.pool,
+            beta=self.beta,
+            logits=self.logits,
+            call=self.call,
+            max_dim=max_dim,
+            seed=seed,
+            batch_size=self.batch_size,
+        )
+        self._width = 0
+        self.loo_score_ = self.cv_score_ = None
+
+    def _check_width(self, vectors: Vectors, layer: str) -> None:
+        width = next(iter(vectors.values())).shape[1]
+        self._width = self._width or width
+        if width != self._width:
+            raise DataError(
+                f"layer {layer!r}: expected vectors of width {self._width} as before, found {width}"
+                "; pass inputs of one size, or pool"
+            )
+
+
+_PARAMETERS = tuple(name for name in KernelClassifier.__init__.__annotations__ if name != "return")
+
+
+def _refuse_count(given: Any, samples: int) -> None:
+    if given is not None and len(given) != samples:
+        raise DataError(f"expected {samples} labels, one a sample; found {len(given)}")

@@ -1,0 +1,286 @@
+"""How much must a network change for these data? The norm of the kernel mean embedding, by layer.
+
+With K the kernel of a layer over N samples, ‖μ‖² = (1/N²) Σ_ij K_ij is the squared norm of the mean
+of ψ(x); for the default `product` kernel ψ = g fᵀ, which is zero in the mean where the network has
+settled. It is set against the two normalisers of similarity indices, ‖K‖_F/N² (of CKA) and
+√Tr K / N (of NBS). `adaptation` makes an `Adaptation`: a table of these by layer.
+
+Use it to compare data sets on one network. It does not rank networks for one data set: for that,
+give it the network and labelled data, and read the column `loo_accuracy` (docs/adaptation.md).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from ..errors import DataError, MismatchError, ResemblanceWarning, optional
+from ..representation.representation import Layer, Representation
+from ..similarity import block_estimates as from_blocks
+from ..similarity import bucket_estimates as from_buckets
+from ..similarity import kernels
+from .leave_one_out import leave_one_out
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+ESTIMATORS = ("blocks", "paper")
+COLUMNS = (
+    "mean_embedding",  # ‖μ‖
+    "norm_frobenius",  # ‖K‖_F / N²
+    "norm_trace",  # √Tr K / N
+    "ratio_frobenius",  # ‖μ‖ / (‖K‖_F / N²)
+    "ratio_trace",  # ‖μ‖ / (√Tr K / N)
+    "log_ratio",  # log of the first ratio
+    "mean_embedding_squared",  # ‖μ‖², which is unbiased and may come out below zero
+)
+_SCALED = {"mean_embedding": 1, "norm_frobenius": 1, "norm_trace": 1, "mean_embedding_squared": 2}
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """A table by layer: the columns of `COLUMNS`, each with its `_stderr` beside it.
+
+    `loo_accuracy` joins them when `adaptation` was given the network and labelled data.
+    """
+
+    model: str
+    data: str
+    kernel: str
+    estimator: str
+    samples: int
+    layers: tuple[str, ...]
+    columns: Mapping[str, np.ndarray]  # each (layers,)
+
+    def __getitem__(self, column: str) -> np.ndarray:
+        if column not in self.columns:
+            raise DataError(f"no column {column!r}; there are {', '.join(self.columns)}")
+        return self.columns[column]
+
+    def __repr__(self) -> str:
+        return (
+            f"Adaptation({self.label!r}, {len(self.layers)} layers, {self.kernel}, "
+            f"from {self.estimator})"
+        )
+
+    @property
+    def label(self) -> str:
+        return f"{self.model} on {self.data}"
+
+    def scaled(self) -> Adaptation:
+        """The same with ‖μ‖ and both normalisers times the number of layers, as the paper plots it.
+
+        Ratios stay as they are. It makes networks of different depth comparable with ‖θ‖_fr.
+        """
+        depth = len(self.layers)
+        columns = {
+            name: values * depth ** _SCALED.get(name.removesuffix("_stderr"), 0)
+            for name, values in self.columns.items()
+        }
+        return replace(self, columns=MappingProxyType(columns))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, numbers and strings; NaN becomes None."""
+        plain = {
+            name: [None if math.isnan(v) else v for v in values.tolist()]
+            for name, values in self.columns.items()
+        }
+        rest = ("model", "data", "kernel", "estimator", "samples")
+        return {**{k: getattr(self, k) for k in rest}, "layers": list(self.layers), **plain}
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row a layer, in order of execution."""
+        pandas = optional("pandas", "pandas", "frames")
+        return pandas.DataFrame(dict(self.columns), index=pandas.Index(self.layers, name="layer"))
+
+    def plot(self, *others: Adaptation, column: str = "mean_embedding") -> Figure:
+        """One column over layers, with two standard errors, for this and other (model, data) pairs.
+
+        Layers are matched by position, as networks of different depth have no others.
+        """
+        from ..views import figures as plot
+
+        figure = plot.figure(6.4, 4.0)
+        axes = figure.subplots()
+        longest = max((self, *others), key=lambda one: len(one.layers))
+        for one in sorted((self, *others), key=lambda one: one is not longest):
+            plot.curve(axes, one[column], one[f"{column}_stderr"], one.layers, label=one.label)
+        names = [plot.shorten(name) for name in longest.layers]
+        axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
+        axes.set(xlabel="layer", ylabel=column.replace("_", " "))
+        axes.legend(frameon=False, fontsize=8)
+        return figure
+
+
+def adaptation(
+    rep: Representation,
+    *,
+    kernel: str = "product",
+    estimator: str = "blocks",
+    model: nn.Module | None = None,
+    data: Any = None,
+) -> Adaptation:
+    """‖μ‖, ‖K‖_F/N², √Tr K/N and their ratios at each layer, with standard errors.
+
+    Args:
+        rep: what `record` made of a network on a data set.
+        kernel: features, gradients, product, sum or elementwise.
+        estimator: `"blocks"` is unbiased for ‖μ‖² and ‖K‖_F² of all N samples: off-diagonal entries
+            are averaged as a U-statistic over pairs inside blocks, and Tr K is exact. `"paper"` is
+            what the first code computed, sums over the bucket kernel: ‖μ‖² is then too large by
+            about E‖f‖² E‖g‖² / M, and there is no standard error.
+        model, data: the network and labelled data, (inputs, labels) or a data set of such pairs, of
+            at most a few thousand samples. They add the column `loo_accuracy`: of kernel ridge on
+            the layer's features, leave-one-out in closed form. This costs a pass over the data.
+
+    A standard error says how far a value would move with other samples of the same source: the
+    jackknife over blocks for the three squared norms, the delta method for what is made of them.
+    Where ‖μ‖² is estimated below zero (it is then zero within its error), ‖μ‖ and its ratios are
+    NaN and a warning says so; `mean_embedding_squared` always holds the unbiased estimate.
+
+    Cost: one read of the blocks. Reference: Tang et al. 2020, arXiv 2003.11498, section 6.3.
+
+    >>> import torch, resemblance as rs
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    >>> table = rs.adaptation(rs.record(net, torch.randn(256, 4)))
+    >>> bool(table["mean_embedding"][0] > 0)
+    True
+    """
+    if kernels.check(kernel) == "transport":
+        raise DataError(
+            "the transport kernel of a block is not a block of the transport kernel, so it has no "
+            "mean embedding here; use features, gradients, product, sum or elementwise"
+        )
+    if estimator not in ESTIMATORS:
+        raise DataError(f"estimator must be one of {', '.join(ESTIMATORS)}; found {estimator!r}")
+    if (model is None) != (data is None):
+        raise DataError("loo_accuracy needs both model= and data=(inputs, labels); found one only")
+    columns: dict[str, list[float]] = {f"{c}{e}": [] for c in COLUMNS for e in ("", "_stderr")}
+    for layer in rep:
+        if estimator == "blocks":
+            squares, covariance = _from_blocks(layer, kernel, rep)
+        else:
+            squares, covariance = _from_buckets(layer, kernel, rep.samples)
+        for name, (value, error) in _columns(squares, covariance, layer.name).items():
+            columns[name].append(value)
+            columns[f"{name}_stderr"].append(error)
+    table = {name: np.array(values) for name, values in columns.items()}
+    if model is not None:
+        table |= _leave_one_out(model, data, rep)
+    return Adaptation(
+        model=rep.name,
+        data=str(rep.data.get("id") or f"data {str(rep.data['fingerprint'])[:6]}"),
+        kernel=kernel,
+        estimator=estimator,
+        samples=rep.samples,
+        layers=tuple(rep.layer_names),
+        columns=MappingProxyType(table),
+    )
+
+
+def _from_blocks(
+    layer: Layer, kernel: str, rep: Representation
+) -> tuple[np.ndarray, np.ndarray]:  # (3,), (3, 3)
+    """‖μ‖², ‖K‖_F²/N⁴ and Tr K/N² of all N samples, and their covariance by the jackknife."""
+    n = rep.samples
+    for kind in kernels.needs(kernel):
+        layer.tensor(f"{kind}.blocks.diagonal")  # or an error that says how to record it
+    rows = [
+        [len(d), len(d) * (len(d) - 1)]
+        + [float(x) for x in (d.sum(), (d**2).sum(), 2 * t.sum(), 2 * (t**2).sum())]
+        for t, d in from_blocks.kernel_blocks(layer, kernel, rep.block_sizes)
+    ]
+    sums = np.array(rows)  # (blocks, 6): samples, pairs, Σd, Σd², Σ_{i≠j}K, Σ_{i≠j}K²
+    if not len(rows) or not sums[:, 1].sum():
+        raise MismatchError(
+            f"no pair of samples shares a block at layer {layer.name!r}; record with blocks above "
+            '0 and at least two samples, or use estimator="paper"'
+        )
+
+    def norms(totals: np.ndarray, trace: np.ndarray | float) -> np.ndarray:  # (..., 6) -> (..., 3)
+        samples, pairs, _, d2, k, k2 = np.moveaxis(totals, -1, 0)
+        mean = trace / n + (n - 1) / n * k / pairs
+        frobenius = (d2 / samples + (n - 1) * k2 / pairs) / n**3
+        return np.stack([mean, frobenius, trace / n + np.zeros_like(mean)], -1)
+
+    trace = _trace(layer, kernel) / n
+    whole, count = norms(sums.sum(0), trace), len(sums)
+    if count < 2:
+        return whole, np.full((3, 3), np.nan)
+    others = sums.sum(0) - sums
+    left_out = norms(others, others[:, 2] / others[:, 0])
+    moves = left_out - left_out.mean(0)
+    # Tr K sums over every sample, the blocks hold some: what it owes to chance is that much less.
+    moves[:, 2] *= math.sqrt(min(1.0, sums[:, 0].sum() / n))
+    return whole, (count - 1) / count * moves.T @ moves
+
+
+def _from_buckets(layer: Layer, kernel: str, n: int) -> tuple[np.ndarray, np.ndarray]:
+    k = from_buckets.kernel_matrix(layer, kernel, centre=False, paper=True)
+    squares = np.array(
+        [float(k.sum()) / n**2, float((k * k).sum()) / n**4, float(k.trace()) / n**2]
+    )
+    return squares, np.full((3, 3), np.nan)
+
+
+def _trace(layer: Layer, kernel: str) -> float:
+    """Tr K over all samples, from moments."""
+    if kernel == "sum":  # each part is divided by its own trace
+        return 2.0
+    return layer.moments["product" if kernel == "product" else f"trace_{kernel}"]
+
+
+def _columns(
+    squares: np.ndarray, covariance: np.ndarray, layer: str
+) -> dict[str, tuple[float, float]]:
+    """Every column's value and standard error, by the delta method."""
+    mean, mean_error = float(squares[0]), math.sqrt(covariance[0, 0])
+    if mean <= 0:
+        warnings.warn(
+            f"‖μ‖² at layer {layer!r} is estimated at {mean:.3g} ± {mean_error:.3g}"
+            ", not above zero: ‖μ‖ and its ratios are NaN there; record more samples or blocks",
+            ResemblanceWarning,
+            stacklevel=3,
+        )
+
+    def power(*exponents: float) -> tuple[float, float]:
+        """Π squares^exponents, and its error: relative errors add, weighted by the exponents."""
+        if any(e and not s > 0 for e, s in zip(exponents, squares, strict=True)):
+            return math.nan, math.nan
+        value = math.prod(s**e for e, s in zip(exponents, squares.tolist(), strict=True) if e)
+        slope = value * np.array(
+            [e / s if e else 0.0 for e, s in zip(exponents, squares, strict=True)]
+        )
+        variance = float(slope @ covariance @ slope)  # below zero by round-off, if it is zero
+        return value, math.sqrt(max(variance, 0.0))
+
+    ratio, ratio_error = power(0.5, -0.5, 0)
+    return {
+        "mean_embedding": power(0.5, 0, 0),
+        "norm_frobenius": power(0, 0.5, 0),
+        "norm_trace": power(0, 0, 0.5),
+        "ratio_frobenius": (ratio, ratio_error),
+        "ratio_trace": power(0.5, 0, -0.5),
+        "log_ratio": (math.log(ratio), ratio_error / ratio),
+        "mean_embedding_squared": (mean, mean_error),
+    }
+
+
+def _leave_one_out(model: nn.Module, data: Any, rep: Representation) -> dict[str, np.ndarray]:
+    if rep.settings.pool.startswith("function"):
+        raise MismatchError(
+            f"{rep.name!r} was recorded with pool={rep.settings.pool!r}, which cannot be repeated "
+            "from its name; call leave_one_out with that function yourself"
+        )
+    found = leave_one_out(model, data, layers=rep.layer_names, pool=rep.settings.pool)
+    accuracy = np.array([found.accuracies[name] for name in rep.layer_names])
+    error = np.sqrt(accuracy * (1 - accuracy) / found.samples)
+    return {"loo_accuracy": accuracy, "loo_accuracy_stderr": error}

@@ -1,0 +1,258 @@
+"""Task2Vec: a task as the Fisher information of a network's filters on its data.
+
+F_i = E_x E_{y ~ p(y|x)} (∂ log p(y|x) / ∂θ_i)², averaged over the weights of each filter (an output
+channel of a convolution, a row of a linear layer) and without the head, whose size depends on the
+task. Labels are the network's own, never the data's. `task2vec` makes a `TaskEmbedding`, with
+the distances of its paper (Achille et al. 2019, arXiv 1902.03545).
+
+As in that paper, tasks are comparable through one probe network whose head was fitted to each; the
+embeddings of unrelated networks have no common axes, and say nothing about each other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from .._data import batches, sources
+from .._data.batches import run_by_convention
+from .._model import losses as targets
+from .._model.call_trace import trace
+from .._model.left_as_found import untouched, unwrap
+from ..errors import DataError, FormatError, LayerError, MismatchError, TargetError
+from ..representation import container
+
+_EXACT_UP_TO = 16  # classes for which the expectation over labels is taken whole
+_DRAWS = 10  # labels drawn a sample beyond that
+_FLOATS = 2**26  # of gradients held at once, unless chunk says otherwise
+
+
+@dataclass(frozen=True)
+class TaskEmbedding:
+    """The Fisher information of each filter, by the name of its weight, in order of execution."""
+
+    fisher: Mapping[str, Tensor]  # each (filters,), float64
+    samples: int
+    draws: int | None  # labels drawn a sample; None if the expectation was taken whole
+    name: str
+
+    def __repr__(self) -> str:
+        return f"TaskEmbedding({self.name!r}, {len(self.vector)} filters, {self.samples} samples)"
+
+    @property
+    def vector(self) -> Tensor:  # (filters,)
+        return torch.cat(list(self.fisher.values()))
+
+    def cosine(self, other: TaskEmbedding) -> float:
+        """The cosine between two embeddings, in [0, 1]: large filters outweigh all others."""
+        return _cosine(self.vector, self._same(other))
+
+    def distance(self, other: TaskEmbedding) -> float:
+        """1 − cos(F_a / (F_a + F_b), F_b / (F_a + F_b)): symmetric, each filter counts alike.
+
+        Filters dead in both are left out. Zero for proportional embeddings.
+
+        >>> a = TaskEmbedding({"w": torch.tensor([1.0, 3.0])}, 1, None, "a")
+        >>> b = TaskEmbedding({"w": torch.tensor([3.0, 1.0])}, 1, None, "b")
+        >>> round(a.distance(b), 4)
+        0.4
+        """
+        a, b = self.vector, self._same(other)
+        total = a + b
+        alive = total > 0
+        return 1 - _cosine(a[alive] / total[alive], b[alive] / total[alive])
+
+    def complexity(self) -> float:
+        """The distance from the trivial task, for which every filter of a layer matters alike.
+
+        The first code takes a constant for each layer, the prior of its variational estimate; here
+        it is the layer's mean.
+        """
+        flat = {name: x.mean().expand(len(x)) for name, x in self.fisher.items()}
+        return self.distance(TaskEmbedding(flat, self.samples, self.draws, "trivial"))
+
+    def asymmetric(self, other: TaskEmbedding, *, weight: float = 0.15) -> float:
+        """d(a → b) = d(a, b) − weight · d(a, trivial): a complex source transfers more widely."""
+        return self.distance(other) - weight * self.complexity()
+
+    def _same(self, other: TaskEmbedding) -> Tensor:
+        shapes = [{k: len(v) for k, v in one.fisher.items()} for one in (self, other)]
+        if shapes[0] != shapes[1]:
+            odd = next(k for k in [*shapes[0], *shapes[1]] if shapes[0].get(k) != shapes[1].get(k))
+            raise MismatchError(
+                f"embeddings of different networks: {odd!r} has {shapes[0].get(odd, 'no')} filters "
+                f"in one and {shapes[1].get(odd, 'no')} in the other; embed both tasks with one "
+                "probe network"
+            )
+        return torch.cat([other.fisher[name] for name in self.fisher])
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write one file; it appears whole or not at all."""
+        header = {
+            "task2vec": {"samples": self.samples, "draws": self.draws, "name": self.name},
+            "parameters": list(self.fisher),
+        }
+        tensors = {f"{i}": tensor for i, tensor in enumerate(self.fisher.values())}
+        return container.write(path, header, tensors)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> TaskEmbedding:
+        """The TaskEmbedding in a file that `save` wrote."""
+        header, tensors = container.read(path)
+        if "task2vec" not in header:
+            raise FormatError(
+                f"{path} holds no TaskEmbedding; expected a file written by TaskEmbedding.save"
+            )
+        fisher = {name: tensors[str(i)] for i, name in enumerate(header["parameters"])}
+        return TaskEmbedding(MappingProxyType(fisher), **header["task2vec"])
+
+
+def task2vec(
+    model: nn.Module,
+    data: Any,
+    *,
+    draws: int | str | None = "auto",
+    head: bool = False,
+    chunk: int | None = None,
+    seed: int = 0,
+    logits: Callable[[Any], Tensor] | None = None,
+    name: str | None = None,
+) -> TaskEmbedding:
+    """Embed a task: the diagonal Fisher information of a network's filters on the task's data.
+
+    Args:
+        model: a classifier; run in evaluation mode and left exactly as it was.
+        data: as in `record`; labels in it are not read.
+        draws: labels drawn from p(y|x) for each sample; None takes the expectation over all
+            classes; `"auto"` takes it up to 16 classes and draws 10 labels beyond.
+        head: also the last layer with weights, which differs between tasks.
+        chunk: samples whose gradients, each as large as the model, are held at once; None holds
+            up to 128 of them, in 256 MiB.
+        seed: of the drawn labels, which do not depend on chunk.
+        logits: finds the logits in the model's output where convention does not.
+
+    Bias: none, for any number of draws. Cost: a forward pass, and one backward for each draw (or
+    class) and sample, in vectorised chunks. The first code squares the gradient of a batch's
+    mean, which is smaller by about the batch size and mixes in cross terms; here each sample's
+    gradient is squared.
+
+    >>> net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    >>> task2vec(net, torch.randn(8, 4)).vector.shape
+    torch.Size([5])
+    """
+    if draws not in ("auto", None) and not (isinstance(draws, int) and draws > 0):
+        raise DataError(f'draws must be 1 or more, None or "auto"; found {draws!r}')
+    if chunk is not None and chunk < 1:
+        raise DataError(f"chunk must be 1 or more, or None; found {chunk!r}")
+    model = unwrap(model)
+    if chunk is None:
+        chunk = max(1, min(128, _FLOATS // max(1, sum(p.numel() for p in model.parameters()))))
+    with untouched(model):
+        device = next((p.device for p in model.parameters()), None)
+        source = sources.source(data, seed=0, block=chunk, shard=(0, 1))
+        first = batches.to_device(source.first, device)
+        find = logits or targets.find_logits
+        classes = _classes(model, first, find)
+        weights = _filters(model, first, head)
+        rest = {k: v for k, v in model.state_dict(keep_vars=True).items() if k not in weights}
+        whole = draws is None or (draws == "auto" and classes <= _EXACT_UP_TO)
+        labels = 0 if whole else draws if isinstance(draws, int) else _DRAWS
+        generator = torch.Generator().manual_seed(seed)
+        per_sample = _squares(model, {k: v.detach() for k, v in rest.items()}, find)
+        totals = {k: torch.zeros(len(w), dtype=torch.float64) for k, w in weights.items()}
+        count = 0
+        for inputs, n in _inputs(source, chunk, device):
+            u = torch.rand(n, labels, generator=generator).to(device or "cpu")
+            for key, square in vmap(per_sample, (None, 0, 0))(weights, inputs, u).items():
+                totals[key] += square.sum(0).double().cpu()
+            count += n
+    fisher = {key: total / count for key, total in totals.items()}
+    if not all(bool(torch.isfinite(x).all()) for x in fisher.values()):
+        raise DataError("NaN or Inf in the gradients; repair the data or the model")
+    label = name or type(model).__name__
+    return TaskEmbedding(MappingProxyType(fisher), count, labels or None, label)
+
+
+def _squares(
+    model: nn.Module, fixed: dict[str, Tensor], find: Callable[[Any], Tensor]
+) -> Callable[[dict[str, Tensor], Any, Tensor], dict[str, Tensor]]:
+    """The function from (weights, one sample, uniforms) to its expected squared gradients."""
+
+    def per_sample(weights: dict[str, Tensor], sample: Any, u: Tensor) -> dict[str, Tensor]:
+        def log_p(w: dict[str, Tensor]) -> Tensor:  # (classes,)
+            batch = batches.tree_map(lambda x: x[None], sample)
+            by_name = isinstance(batch, Mapping)
+            args, kwargs = ((), dict(batch)) if by_name else ((batch,), {})
+            out = functional_call(model, (w, fixed), args, kwargs)
+            return F.log_softmax(find(out)[0].float(), -1)
+
+        values, pull = vjp(log_p, weights)[:2]
+        p = values.detach().exp()
+        if u.shape[0]:
+            drawn = torch.searchsorted(p.cumsum(0), u * p.sum()).clamp_max(len(p) - 1)
+            at, shares = F.one_hot(drawn, len(p)).to(p), torch.full_like(u, 1 / u.shape[0])
+        else:
+            at, shares = torch.eye(len(p), dtype=p.dtype, device=p.device), p
+        total = {
+            key: torch.zeros(len(w), dtype=w.dtype, device=w.device) for key, w in weights.items()
+        }
+        for cotangent, share in zip(at, shares, strict=True):  # faster than vmap over these as well
+            for key, g in pull(cotangent)[0].items():
+                # a norm, unlike a mean of squares, makes no second copy of the gradient
+                norms = torch.linalg.vector_norm(g.flatten(1), dim=1)  # (filters,)
+                total[key] = total[key] + share * norms**2 * (len(g) / g.numel())
+        return total
+
+    return per_sample
+
+
+def _inputs(
+    source: sources.Source, batch_size: int, device: torch.device | None
+) -> Iterator[tuple[Any, int]]:
+    for chunks, batch in source.batches(batch_size):
+        inputs = batches.inputs_of(batches.to_device(batch, device))
+        yield inputs, sum(len(chunk.indices) for chunk in chunks)
+
+
+def _classes(model: nn.Module, first: Any, find: Callable[[Any], Tensor]) -> int:
+    with torch.no_grad():
+        z = find(run_by_convention(model, first))
+    if z.ndim != 2 or z.shape[1] < 2:
+        raise TargetError(
+            "expected logits (samples, classes) of two or more classes, found an output of shape "
+            f"{tuple(z.shape)}; pass logits=<function of the output>"
+        )
+    return z.shape[1]
+
+
+def _filters(model: nn.Module, first: Any, head: bool) -> dict[str, Tensor]:
+    """Weights with filters, in order of execution, the last one's left out unless asked for."""
+    ran = [c.module for c in trace(model, lambda: run_by_convention(model, first)) if c.weighted]
+    modules = list(dict.fromkeys(ran))
+    if not head:
+        modules = modules[:-1]
+    own = dict(model.named_parameters())
+    names = [k for m in modules for k in own if k.rpartition(".")[0] == m and own[k].ndim > 1]
+    if not names:
+        raise LayerError(
+            "found no layer with weights before the head; pass head=True to embed the head itself"
+        )
+    return {name: own[name].detach() for name in names}
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    norms = a.norm() * b.norm()
+    if not norms > 0:
+        raise MismatchError(
+            "an embedding is zero: no gradient reached any filter; check the model's output"
+        )
+    return float((a @ b / norms).clamp(-1, 1))

@@ -1,0 +1,1 @@
+"""The command `resemblance`: each subcommand is a thin shell around one public function."""

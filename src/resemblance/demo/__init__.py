@@ -1,0 +1,1 @@
+"""`resemblance demo`: something true about real networks on real data, in about a minute."""

@@ -1,0 +1,93 @@
+"""The chance level: scores of the same kernels with the pairing of their samples permuted.
+
+The mean over all permutations inside a block is known exactly; how far single ones stray from it
+is drawn. Blocks are permuted apart, so one draw of each block makes one draw of the whole.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._ops import packed_kernels as packing
+from .pair_sums import Side, pair_sums
+
+_TOTALS = 1000  # ways of choosing one draw a block, for the 95 % quantile
+
+
+def permuted_sums(sums: Tensor, n: int) -> Tensor:  # (9, ...) -> (9, ...)
+    """The mean of `pair_sums` over all permutations of the samples of one side.
+
+    Every pair of samples then meets every other equally often: Σ K1_ij K2_ij, for one, averages
+    to s1 s2 / n(n-1).
+    """
+    _, _, _, _, _, ss, tt, ts, st = sums
+    return torch.stack([ss / (n * (n - 1)), ss / n, tt / n, ts / n, st / n, ss, tt, ts, st])
+
+
+def orders(blocks: int, draws: int, n: int, generator: torch.Generator) -> Tensor:  # (g, p, n)
+    """Random orders of the samples of each block."""
+    each = [torch.randperm(n, generator=generator) for _ in range(blocks * draws)]
+    return torch.stack(each).view(blocks, draws, n)
+
+
+def drawn(one: Side, two: Side, orders: Tensor, factors: Tensor) -> Tensor:  # (g, L1, L2, p)
+    """Inner products with the samples of one side in each of the orders (g, p, n)."""
+    blocks, layers = len(orders), len(two[1]) // len(orders)
+    if not orders.is_cuda:  # precise enough here; a GPU may be set to round float32 products
+        one, two, factors = _float32(one), _float32(two), factors.float()
+    parts = []
+    for some in orders.split(max(1, 32 // blocks), 1):
+        sums = pair_sums(one, permuted(two, some), blocks)  # (9, g, L1, p · L2)
+        parts.append(torch.tensordot(factors, sums, 1).unflatten(2, (-1, layers)).mT)
+    return torch.cat(parts, 3).double()
+
+
+def permuted(x: Side, orders: Tensor) -> Side:
+    """One side of g blocks with its samples in the orders (g, p, n): p times as many layers.
+
+    Within a block they come draw by draw, all layers of each.
+    """
+    triangle, diagonal, sums, t, s = x
+    blocks, draws, n = orders.shape
+    layers, device = len(diagonal) // blocks, orders.device
+    by_sample = orders.permute(2, 0, 1).contiguous()  # (n, g, p): neighbours are copied together
+    i, j = (by_sample.index_select(0, ends) for ends in packing.lower(n, device))
+    places = packing.square_places(n, device).flatten().index_select(0, (i * n + j).flatten())
+    at = places.view_as(i) * blocks + torch.arange(blocks, device=device)[:, None]
+    flat = triangle.T.contiguous().view(-1, layers)  # (t · g, L)
+
+    def moved(rows: Tensor) -> Tensor:  # (g · L, n) -> (g · p · L, n)
+        every = rows.view(blocks, 1, layers, n).expand(-1, draws, -1, -1)
+        return every.gather(3, orders[:, :, None].expand_as(every)).flatten(0, 2)
+
+    def again(totals: Tensor) -> Tensor:  # (g · L,) -> (g · p · L,)
+        return totals.view(blocks, 1, layers).expand(-1, draws, -1).flatten()
+
+    return (
+        flat.index_select(0, at.flatten()).view(len(i), -1).T,
+        moved(diagonal),
+        moved(sums),
+        again(t),
+        again(s),
+    )
+
+
+def spread(draws: Tensor, share: Tensor, generator: torch.Generator) -> Tensor:
+    """How far the 95 % quantile of the blocks' mean lies above its own mean.
+
+    `draws` (k, L1, L2, p) holds p permutations of each of k blocks. Blocks are permuted apart, so
+    one draw of each, chosen at random, makes one draw of the whole.
+    """
+    k, _, _, p = draws.shape
+    apart = (draws - draws.mean(-1, keepdim=True)) * (p / (p - 1)) ** 0.5
+    chosen = torch.stack([torch.randint(p, (_TOTALS,), generator=generator) for _ in range(k)])
+    weight = share[:, None, None].expand(k, 1, _TOTALS)
+    choice = draws.new_zeros(k, p, _TOTALS).scatter_(1, chosen[:, None].to(draws.device), weight)
+    totals = apart.permute(1, 2, 0, 3).flatten(2) @ choice.flatten(0, 1)
+    return torch.quantile(totals, 0.95, dim=-1)
+
+
+def _float32(x: Side) -> Side:
+    k, d, r, t, s = (part.float() for part in x)
+    return k, d, r, t, s

@@ -1,0 +1,167 @@
+"""Similarity of two kernel matrices over the same items: plain formulas on arrays.
+
+`cka` and `nbs` are public and take NumPy or torch matrices; `spectral` and `rsa` complete the set.
+All compute in float64, and all are unchanged when either kernel is scaled or when the items of
+both are permuted together. Estimating these from part of the entries is the business of
+`from_blocks` and `from_buckets`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+
+INDICES = ("cka", "cka-debiased", "nbs", "spectral", "rsa")
+
+# A kernel computed in float32 may have eigenvalues this far below zero, relative to the largest;
+# anything lower is not a kernel.
+_NEGATIVE = 1e-5
+
+
+def check(index: str) -> str:
+    """The index's name, or an error that lists them."""
+    if index not in INDICES:
+        raise DataError(f"index must be one of {', '.join(INDICES)}; found {index!r}")
+    return index
+
+
+def cka(k1: Any, k2: Any, *, centre: bool = True) -> float:
+    """Kernel alignment ⟨K1, K2⟩_F / (‖K1‖_F ‖K2‖_F), in [0, 1].
+
+    With `centre`, each kernel is first centred, HKH with H = I − 11ᵀ/n, which is the CKA of
+    Kornblith et al. 2019; without, it is the formula of Tang et al. 2020 as printed. Independent
+    features do not score zero: chance depends on n and on the rank. Cost: O(n²).
+
+    >>> import numpy as np
+    >>> x = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> round(cka(x @ x.T, 3 * x @ x.T), 6)
+    1.0
+    """
+    a, b = _pair(k1, k2)
+    if centre:
+        a, b = _visibly_centred(a), _visibly_centred(b)
+    return _ratio((a * b).sum(), a.norm() * b.norm())
+
+
+def nbs(k1: Any, k2: Any) -> float:
+    """Normalised Bures similarity Tr(K1^½ K2 K1^½)^½ / √(Tr K1 · Tr K2), in [0, 1].
+
+    In factors K = ΨᵀΨ it is the nuclear norm of Ψ1Ψ2ᵀ over ‖Ψ1‖_F ‖Ψ2‖_F, which is how it is
+    computed. On kernels of centred features it is the Procrustes similarity. Cost: O(n³).
+
+    >>> import numpy as np
+    >>> round(nbs(np.diag([1.0, 0.0]), np.diag([1.0, 1.0])), 4)
+    0.7071
+    """
+    a, b = (factor(_semi_definite(k)) for k in _pair(k1, k2))
+    return _ratio(nuclear(a, b), a.norm() * b.norm())
+
+
+def spectral(k1: Any, k2: Any) -> float:
+    """Cosine between the sorted eigenvalues of two kernels: needs no pairing of items, in [0, 1].
+
+    It sees how variance is spread over directions and nothing else: any two kernels with
+    proportional spectra score 1. Cost: O(n³).
+
+    >>> import numpy as np
+    >>> round(spectral(np.diag([2.0, 1.0]), np.diag([1.0, 2.0])), 6)
+    1.0
+    """
+    a, b = (torch.linalg.eigvalsh(k).clamp_min(0).flip(0) for k in _pair(k1, k2, same=False))
+    n = min(len(a), len(b))  # the rest of the longer one meets zeros
+    return _ratio(a[:n] @ b[:n], a.norm() * b.norm())
+
+
+def rsa(k1: Any, k2: Any) -> float:
+    """Pearson correlation of the squared distances K_ii + K_jj − 2K_ij over pairs, in [−1, 1].
+
+    Reference: Kriegeskorte, Mur, Bandettini 2008. Cost: O(n²).
+
+    >>> import numpy as np
+    >>> x = np.array([[0.0], [1.0], [3.0]])
+    >>> round(rsa(x @ x.T, 2 * x @ x.T), 6)
+    1.0
+    """
+    a, b = _pair(k1, k2)
+    rows, columns = torch.tril_indices(len(a), len(a), -1)
+    x, y = ((k.diagonal()[:, None] + k.diagonal() - 2 * k)[rows, columns] for k in (a, b))
+    x, y = x - x.mean(), y - y.mean()
+    return _ratio(x @ y, x.norm() * y.norm())
+
+
+# -- algebra ------------------------------------------------------------------------------------
+
+
+def centred(k: Tensor) -> Tensor:
+    """HKH: the kernel of features with their mean over these items taken off."""
+    return k - k.mean(-1, keepdim=True) - k.mean(-2, keepdim=True) + k.mean((-1, -2), keepdim=True)
+
+
+def _visibly_centred(k: Tensor) -> Tensor:
+    """HKH, and exactly zero where only round-off is left: a constant layer has no direction."""
+    out = centred(k)
+    return out if out.norm() > 1e-14 * len(k) * k.norm() else torch.zeros_like(k)
+
+
+def factor(k: Tensor) -> Tensor:  # (..., n, n) -> (..., n, n) with k = factor factorᵀ
+    """A factor of a positive semi-definite matrix: eigenvectors times roots of eigenvalues.
+
+    Negative eigenvalues are round-off, of the kernel or of its storage, and count as zero.
+    """
+    values, vectors = torch.linalg.eigh(k)
+    return vectors * values.clamp_min(0).sqrt()[..., None, :]
+
+
+def positive_root(k: Tensor) -> Tensor:
+    """The positive semi-definite square root."""
+    values, vectors = torch.linalg.eigh((k + k.mT) / 2)
+    return vectors * values.clamp_min(0).sqrt()[..., None, :] @ vectors.mT
+
+
+def nuclear(a: Tensor, b: Tensor) -> Tensor:  # (..., n, r), (..., n, s) -> (...)
+    """The nuclear norm of aᵀb: Tr(K1^½ K2 K1^½)^½ for K1 = aaᵀ, K2 = bbᵀ."""
+    return torch.linalg.svdvals(a.mT @ b).sum(-1)
+
+
+def norms(x: Tensor, y: Tensor) -> Tensor:  # (..., L1), (..., L2) -> (..., L1, L2)
+    """√(x yᵀ), the denominators of all pairs; NaN where one is zero, so that the score is too."""
+    product = x.clamp_min(0)[..., :, None] * y.clamp_min(0)[..., None, :]
+    return torch.where(product > 0, product, torch.nan).sqrt()
+
+
+def _pair(k1: Any, k2: Any, same: bool = True) -> tuple[Tensor, Tensor]:
+    a, b = (torch.as_tensor(k).detach().cpu().double() for k in (k1, k2))
+    for k in (a, b):
+        if k.ndim != 2 or k.shape[0] != k.shape[1]:
+            raise DataError(f"expected a square kernel matrix, found shape {tuple(k.shape)}")
+        if not torch.isfinite(k).all():
+            raise DataError("expected finite kernels, found NaN or Inf; repair the features")
+    if same and a.shape != b.shape:
+        raise DataError(
+            f"expected kernels over the same items, found {len(a)} and {len(b)} of them; "
+            "compare recordings of different data through their buckets"
+        )
+    return a, b
+
+
+def _semi_definite(k: Tensor) -> Tensor:
+    """The matrix, or an error if it has eigenvalues below zero beyond round-off."""
+    values = torch.linalg.eigvalsh(k)
+    lowest, highest = float(values[0]), float(values[-1])
+    if lowest < -_NEGATIVE * max(highest, 0.0):
+        raise DataError(
+            f"expected a positive semi-definite kernel, found eigenvalues from {lowest:.3g} to "
+            f"{highest:.3g}; pass a kernel, such as features @ features.T"
+        )
+    return k
+
+
+def _ratio(numerator: Tensor, denominator: Tensor) -> float:
+    """A similarity, with round-off beyond ±1 taken off; undefined for a kernel of zeros."""
+    if not denominator > 0:
+        raise DataError("a kernel is zero (a constant or dead layer): its similarity is undefined")
+    return float((numerator / denominator).clamp(-1, 1))

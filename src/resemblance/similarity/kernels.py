@@ -1,0 +1,76 @@
+"""From features and gradients to one kernel: the six combinations that have names.
+
+With K_f = [f_i·f_j] and K_g = [g_i·g_j] over the same samples:
+
+    features      K_f
+    gradients     K_g
+    product       K_f ∘ K_g, the kernel of ψ = g fᵀ: the paper's, and the default
+    sum           K_f / tr K_f + K_g / tr K_g
+    elementwise   the kernel of f ∘ g, which is recorded on its own
+    transport     halfway on the Bures geodesic from K_f / tr K_f to K_g / tr K_g
+
+The paper adds K_f and K_g as they are, and so does `estimator="paper"`; dividing each by its trace
+makes `sum` and `transport` keep their value when features are rescaled. All but `transport` act
+entry by entry, so they apply to packed triangles as well as to matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+from .indices import positive_root
+
+KERNELS = ("features", "gradients", "product", "sum", "elementwise", "transport")
+
+# Eigenvalues of K_f under this share of their mean are taken as zero when K_f is inverted.
+TRANSPORT_FLOOR = 1e-3
+
+
+def check(kernel: str) -> str:
+    """The kernel's name, or an error that lists them."""
+    if kernel not in KERNELS:
+        raise DataError(f"kernel must be one of {', '.join(KERNELS)}; found {kernel!r}")
+    return kernel
+
+
+def needs(kernel: str) -> tuple[str, ...]:
+    """What must have been recorded for a kernel."""
+    if kernel in ("features", "gradients", "elementwise"):
+        return (kernel,)
+    return ("features", "gradients")
+
+
+def entries(kernel: str, parts: Mapping[str, Tensor], scale: Mapping[str, Tensor]) -> Tensor:
+    """Entries of an entrywise kernel from entries of K_f and K_g; `scale` divides each in a sum."""
+    if kernel == "product":
+        return parts["features"] * parts["gradients"]
+    if kernel == "sum":
+        return parts["features"] / scale["features"] + parts["gradients"] / scale["gradients"]
+    return parts[kernel]
+
+
+def transport(kf: Tensor, kg: Tensor) -> Tensor:  # (..., n, n)
+    """(½I + ½T) K_f (½I + ½T) with T = K_f^-½ (K_f^½ K_g K_f^½)^½ K_f^-½.
+
+    K_f is inverted on its range alone: eigenvalues below `TRANSPORT_FLOOR` times their mean count
+    as zero, so on a rank-deficient K_f the part of K_g outside that range does not enter.
+
+    >>> k = torch.diag(torch.tensor([4.0, 1.0])).double()
+    >>> torch.allclose(transport(k, k), k)
+    True
+    """
+    values, vectors = torch.linalg.eigh(kf)
+    floor = TRANSPORT_FLOOR * kf.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
+    on_range = values > floor
+    root = torch.where(on_range, values, 0.0).sqrt()
+    inverse = torch.where(on_range, root.clamp_min(1e-300).reciprocal(), 0.0)
+    half = vectors * root[..., None, :] @ vectors.mT
+    back = vectors * inverse[..., None, :] @ vectors.mT
+    t = back @ positive_root(half @ kg @ half) @ back
+    middle = (torch.eye(kf.shape[-1], dtype=kf.dtype, device=kf.device) + t) / 2
+    out = middle @ kf @ middle
+    return (out + out.mT) / 2

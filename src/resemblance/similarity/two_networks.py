@@ -1,0 +1,238 @@
+"""`compare`: two Representations in, a table of similarities with standard errors out.
+
+This module decides which estimator may be used, and refuses what cannot be compared. The arithmetic
+is in `from_blocks` and `spectra` (exact kernels of shared samples) and in `from_buckets` (sketches
+of any data), the result in `comparison`.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import torch
+
+from ..errors import DataError, MismatchError, ResemblanceWarning
+from ..representation.representation import Representation, difference
+from . import block_estimates as from_blocks
+from . import block_spectra as spectra
+from . import bucket_estimates as from_buckets
+from . import indices, kernels
+from .comparison import Comparison
+
+ESTIMATORS = ("auto", "blocks", "buckets", "paper")
+_UNPAIRED = (
+    "the two networks saw different samples, which are paired by position alone: such scores mean "
+    "little in theory. No labels are needed, so record both on one shared set of samples instead"
+)
+_PRODUCT = (
+    "the product of bucket kernels is not a sketch of the product kernel (different samples of a "
+    "bucket meet in it): compare such scores only with each other"
+)
+_NBS = (
+    "NBS from a sketch or from blocks lies above that of all samples where kernels have many "
+    "directions: compare such scores only with each other"
+)
+
+
+def compare(
+    a: Representation,
+    b: Representation,
+    *,
+    kernel: str = "product",
+    index: str = "cka",
+    centre: bool | None = None,
+    estimator: str = "auto",
+    device: str | torch.device = "cpu",
+) -> Comparison:
+    """How alike two networks are, layer by layer, with standard errors and a chance level.
+
+    Args:
+        a, b: from `record`, with the same seed and settings.
+        kernel: `features` (same eyes?), `gradients` (same aims?), `product` (both: the paper's),
+            `sum`, `elementwise`, `transport`.
+        index: `cka`, `cka-debiased` (chance is zero, whatever the number of samples), `nbs`,
+            `spectral` (needs no pairing of samples), `rsa`. On centred features NBS is the
+            Procrustes similarity. The CCA family needs the features themselves, which a
+            Representation does not keep; CKA took its place because CCA cannot tell apart
+            layers wider than the number of samples (Kornblith et al. 2019).
+        centre: take the mean over samples off first. None does so for `features`, where the mean
+            otherwise drowns everything, and not for the others, as in the paper.
+        estimator: `blocks` (exact kernels of shared samples: unbiased, with a chance level),
+            `buckets` (sketches: any two data sets), `paper` (Algorithm 1 as published). `auto`
+            takes blocks when both networks saw the same samples, else buckets; for `nbs` it
+            takes buckets, whose bias is smaller, but for the product, which they do not sketch.
+        device: where to compute, such as `"cuda"`; on the CPU by default.
+
+    Bias and cost: see `from_blocks.scores` and `from_buckets.scores`.
+
+    >>> import torch, resemblance as rs
+    >>> x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
+    >>> rep = rs.record_arrays(x, data_id="x")
+    >>> float(rs.compare(rep, rep, kernel="features").scores[0, 0].round(6))
+    1.0
+    """
+    kernels.check(kernel)
+    indices.check(index)
+    if estimator not in ESTIMATORS:
+        raise DataError(f"estimator must be one of {', '.join(ESTIMATORS)}; found {estimator!r}")
+    check_recorded(a, b, kernel)
+    estimator = _choose(a, b, kernel, index, estimator)
+    if centre is None:
+        centre = kernel == "features" and estimator != "paper"
+    paired = same_samples(a, b)
+    if estimator == "blocks":
+        samples = (sum(a.block_sizes), sum(b.block_sizes))
+        estimate = _from_blocks(a, b, kernel, index, centre, paired, device)
+    else:
+        samples = (a.samples, b.samples)
+        paper = estimator == "paper"
+        estimate = from_buckets.scores(a, b, kernel, index, centre, device, paper=paper)
+    notes = _notes(kernel, index, estimator)
+    alarms = [] if paired or index == "spectral" else [_UNPAIRED]
+    alarms += _constant_layers(a, b, estimate.alive)
+    for alarm in alarms:
+        warnings.warn(alarm, ResemblanceWarning, stacklevel=2)
+    return Comparison(
+        models=(a.name, b.name),
+        rows=tuple(a.layer_names),
+        columns=tuple(b.layer_names),
+        scores=estimate.scores,
+        stderr=estimate.stderr,
+        chance=estimate.chance,
+        chance_high=estimate.chance_high,
+        kernel=kernel,
+        index=index,
+        centre=centre,
+        estimator=estimator,
+        paired=paired,
+        samples=samples,
+        notes=(*notes, *alarms),
+    )
+
+
+def _choose(a: Representation, b: Representation, kernel: str, index: str, estimator: str) -> str:
+    """The estimator to use, or an error that says why the one asked for cannot be."""
+    no_block = no_blocks(a, b, paired=index != "spectral")
+    no_bucket = no_buckets(a, b)
+    if estimator == "auto":
+        # NBS grows with fewer samples than directions, and there are more buckets than block rows
+        more = not no_bucket and a.settings.buckets > a.settings.block
+        sketched = index == "nbs" and kernel != "product" and more
+        estimator = "buckets" if no_block or sketched else "blocks"
+    if index in ("rsa", "cka-debiased") and estimator != "blocks":
+        raise MismatchError(
+            f"{index} needs blocks of shared samples: {no_block or f'estimator is {estimator!r}'}; "
+            "record both on the same samples, or use index='cka'"
+        )
+    if estimator == "blocks" and no_block:
+        raise MismatchError(
+            f"blocks cannot be compared: {no_block}; record both with the same data, seed and "
+            "block size, or use estimator='buckets'"
+        )
+    if estimator != "blocks" and no_bucket:
+        raise MismatchError(
+            f"buckets cannot be compared: {no_bucket}; record both with the same sketch"
+            + (f" (nor can blocks: {no_block})" if no_block else ", or use estimator='blocks'")
+        )
+    return estimator
+
+
+def _from_blocks(
+    a: Representation,
+    b: Representation,
+    kernel: str,
+    index: str,
+    centre: bool,
+    paired: bool,
+    device: str | torch.device,
+) -> from_blocks.Estimate:
+    if index == "nbs":
+        return spectra.nbs_scores(a, b, kernel, centre, device)
+    if index == "spectral":
+        together = paired and a.block_numbers == b.block_numbers
+        return spectra.spectral_scores(a, b, kernel, centre, device, paired=together)
+    return from_blocks.scores(a, b, kernel, index, centre, device)
+
+
+def _notes(kernel: str, index: str, estimator: str) -> list[str]:
+    """What the reader of a score should know about how it was made."""
+    notes = []
+    if kernel == "product" and estimator == "buckets":
+        notes.append(_PRODUCT)
+    if index == "nbs":
+        notes.append(_NBS)
+    if kernel == "transport":
+        notes.append(
+            f"transport inverts K_f on eigenvalues above {kernels.TRANSPORT_FLOOR:g} of their mean"
+        )
+    return notes
+
+
+def _constant_layers(
+    a: Representation, b: Representation, alive: tuple[np.ndarray, np.ndarray]
+) -> list[str]:
+    """A sentence on each layer whose scores are undefined."""
+    dead = {
+        (rep.name, name): None  # once, also when a network is compared with itself
+        for rep, lives in zip((a, b), alive, strict=True)
+        for name, live in zip(rep.layer_names, lives, strict=True)
+        if not live
+    }
+    return [constant_layer(model, name) for model, name in dead]
+
+
+def constant_layer(model: str, name: str) -> str:
+    """What to say of a layer with no direction."""
+    return (
+        f"layer {name!r} of {model!r} is constant on these data, or nearly so: its scores are "
+        "undefined"
+    )
+
+
+def same_samples(a: Representation, b: Representation) -> bool:
+    """Whether both were recorded on the same samples, by fingerprint."""
+    return a.samples == b.samples and a.data["fingerprint"] == b.data["fingerprint"]
+
+
+def no_blocks(a: Representation, b: Representation, *, paired: bool = True) -> str | None:
+    """Why the blocks of two Representations cannot be compared, or None if they can."""
+    if not a.block_sizes or not b.block_sizes:
+        return "no blocks were recorded"
+    sizes = max(a.block_sizes), max(b.block_sizes)
+    if min(sizes) < 2:
+        return "a single sample has no pairs"
+    if not paired:
+        return None if sizes[0] == sizes[1] else f"block differs: {sizes[0]} and {sizes[1]} samples"
+    if not same_samples(a, b):
+        return "they were recorded on different samples"
+    trouble = difference(a, b, ("seed", "block"))
+    if trouble is None and (a.block_sizes, a.block_numbers) != (b.block_sizes, b.block_numbers):
+        return "their blocks hold different samples"
+    return trouble
+
+
+def no_buckets(a: Representation, b: Representation) -> str | None:
+    """Why the buckets of two Representations cannot be compared, or None if they can."""
+    if not a.settings.buckets or not b.settings.buckets:
+        return "none were recorded"
+    return difference(a, b, ("seed", "buckets", "per_sample", "max_dim"))
+
+
+def check_recorded(a: Representation, b: Representation, kernel: str) -> None:
+    """An error if a kernel was not recorded, or not in the same way, by both."""
+    for rep in (a, b):
+        for kind in kernels.needs(kernel):
+            if kind not in rep[0].kinds:
+                remedy = (
+                    "record it again with elementwise=True"
+                    if kind == "elementwise"
+                    else "use kernel='features', or record it again with gradients"
+                )
+                raise MismatchError(
+                    f"kernel {kernel!r} needs {kind}, which {rep.name!r} lacks; {remedy}"
+                )
+    names = ["pool"] if kernel == "features" else ["pool", "target", "beta"]
+    trouble = difference(a, b, names)
+    if trouble:
+        raise MismatchError(f"{trouble}; record both with the same setting")

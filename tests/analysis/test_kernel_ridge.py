@@ -1,0 +1,67 @@
+"""Kernel ridge in closed form against solving and refitting."""
+
+import numpy as np
+import pytest
+import torch
+
+import reference_analysis as reference
+from resemblance.analysis.kernel_ridge import Problem, Spectrum, best_by_leave_one_out, kernel
+
+
+def problem(n, d, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, d))
+    y = (x[:, 0] > 0).astype(int) + (x[:, 1] > 1)
+    return x, reference.one_hot(y), rng.normal(size=(7, d))
+
+
+@pytest.mark.parametrize(("n", "d"), [(30, 5), (12, 40)])
+def test_weights_and_leave_one_out_are_those_of_explicit_fits(n, d):
+    x, t, new = problem(n, d)
+    k = x @ x.T
+    items, targets = {"features": torch.from_numpy(x)}, torch.from_numpy(t)
+    spectrum = Spectrum.of_rows(items["features"])
+    for alpha in (0.01, 1.0, 30.0):
+        predicted = kernel({"features": torch.from_numpy(new)}, items) @ spectrum.weights(
+            targets, alpha
+        )
+        np.testing.assert_allclose(predicted, reference.ridge(k, t, alpha, new @ x.T), atol=1e-8)
+        np.testing.assert_allclose(
+            spectrum.leave_one_out(targets, alpha), reference.leave_one_out(k, t, alpha), atol=1e-7
+        )
+
+
+def test_product_kernel_multiplies_the_kinds():
+    x, t, _ = problem(20, 4)
+    items = {"features": torch.from_numpy(x), "gradients": torch.from_numpy(x**2)}
+    k = (x @ x.T) * (x**2 @ (x**2).T)
+    got = kernel(items, items)
+    np.testing.assert_allclose(got, k)
+    weights = Problem.of_items(items, torch.from_numpy(t)).weights(0.5)
+    np.testing.assert_allclose(k @ weights.numpy(), reference.ridge(k, t, 0.5, k), atol=1e-8)
+
+
+def test_hessian_sketch_is_ridge_with_a_sketched_gram_and_exact_class_sums():
+    x, t, new = problem(40, 6)
+    rng = np.random.default_rng(1)
+    s = rng.choice([-1.0, 1.0], (10, 40)) / 10**0.5
+    f = s @ x
+    w = np.linalg.solve(f.T @ f + 0.7 * np.eye(6), x.T @ t)
+    made = Problem.of_classes(
+        {"features": torch.from_numpy(f)}, {"features": torch.from_numpy(t.T @ x)}
+    )
+    got = kernel({"features": torch.from_numpy(new)}, made.items) @ made.weights(0.7)
+    np.testing.assert_allclose(got, new @ w, atol=1e-9)
+
+
+def test_alpha_has_the_least_leave_one_out_error_of_the_grid():
+    x, t, _ = problem(30, 5)
+    spectrum = Spectrum.of_kernel(torch.from_numpy(x @ x.T))
+    alpha, accuracy = best_by_leave_one_out(spectrum, torch.from_numpy(t))
+    errors = {
+        a: ((reference.leave_one_out(x @ x.T, t, a) - t) ** 2).sum()
+        for a in spectrum.alphas().tolist()
+    }
+    assert alpha == min(errors, key=errors.get)
+    left_out = reference.leave_one_out(x @ x.T, t, alpha)
+    assert accuracy == (left_out.argmax(1) == t.argmax(1)).mean()

@@ -1,0 +1,195 @@
+"""Adaptation scores against full float64 kernels: value, bias, coverage, and every refusal."""
+
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import reference_analysis as reference
+from resemblance import record, record_arrays
+from resemblance.analysis.leave_one_out import leave_one_out
+from resemblance.analysis.mean_embedding import COLUMNS, _columns, adaptation
+from resemblance.errors import DataError, MismatchError, MissingExtra, ResemblanceWarning
+
+
+def arrays(n=96, d=6, seed=0, mean=0.7):
+    rng = np.random.default_rng(seed)
+    f, g = rng.normal(mean, 1, (n, d)), rng.normal(mean, 1, (n, d))
+    return f.astype(np.float32), g.astype(np.float32)
+
+
+def recorded(f, g, seed=0, **options):
+    return record_arrays(
+        f, g, data_id="x", seed=seed, **{"block": 8, "buckets": 32, "elementwise": True, **options}
+    )
+
+
+KERNELS = ("features", "gradients", "product", "sum", "elementwise")
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_one_block_of_all_samples_gives_every_column_exactly(kernel):
+    f, g = arrays(n=8)  # eight samples make one block
+    table = adaptation(recorded(f, g), kernel=kernel)
+    truth = reference.adaptation(reference.kernel(kernel, f, g))
+    for column in COLUMNS:
+        # int16 correlations are good to 1.5e-5
+        assert table[column][0] == pytest.approx(truth[column], rel=3e-4, abs=1e-9), column
+        assert np.isnan(table[f"{column}_stderr"][0])  # one block, no jackknife
+
+
+@pytest.mark.parametrize("kernel", ["features", "product"])
+def test_squared_norms_are_unbiased_over_random_blocks_and_the_trace_is_exact(kernel):
+    f, g = arrays()
+    truth = reference.adaptation(reference.kernel(kernel, f, g))
+    tables = [adaptation(recorded(f, g, seed=s), kernel=kernel) for s in range(150)]
+    for column in ("mean_embedding_squared", "norm_frobenius"):
+        power = 2 if column == "norm_frobenius" else 1
+        found = np.array([t[column][0] ** power for t in tables])
+        error = found.std() / len(found) ** 0.5
+        assert abs(found.mean() - truth[column] ** power) < 4 * error + 1e-6 * abs(truth[column])
+    assert tables[0]["norm_trace"][0] == pytest.approx(truth["norm_trace"], rel=1e-5)
+
+
+def test_standard_errors_cover_the_recorded_samples_and_the_source():
+    """2 standard errors: of the N samples at hand (often more than 95 %), and of their source."""
+    f, g = arrays(n=256)
+    truth = reference.adaptation(reference.kernel("product", f, g))
+    here = [adaptation(recorded(f, g, seed=s)) for s in range(60)]
+    d, m2 = 6, 0.7**2
+    trace = (d * (1 + m2)) ** 2  # E‖f‖² E‖g‖²
+    squared = (d * m2) ** 2  # ‖E g fᵀ‖² for independent f, g
+    source = {
+        "mean_embedding": (trace / 256 + 255 / 256 * squared) ** 0.5,
+        "norm_trace": (trace / 256) ** 0.5,
+    }
+    drawn = [adaptation(recorded(*arrays(n=256, seed=s))) for s in range(60)]
+    for tables, values, columns in (
+        (here, truth, COLUMNS),
+        (drawn, source, source),
+    ):
+        for column in columns:
+            inside = [
+                abs(t[column][0] - values[column]) <= 2 * t[f"{column}_stderr"][0] for t in tables
+            ]
+            assert np.mean(inside) >= 0.85, column  # 0.95 less three binomial errors of 60
+
+
+def test_trace_error_shrinks_with_samples_beyond_the_blocks():
+    f, g = arrays(n=1024)
+    few = adaptation(recorded(f, g, blocks=32, block=8))
+    assert few["norm_trace"][0] == pytest.approx(
+        reference.adaptation(reference.kernel("product", f, g))["norm_trace"], rel=1e-5
+    )
+    whole = adaptation(recorded(f, g, blocks=128, block=8))
+    assert few["norm_trace_stderr"][0] == pytest.approx(whole["norm_trace_stderr"][0], rel=0.4)
+
+
+def test_estimate_below_zero_is_nan_with_a_warning_and_the_square_is_kept():
+    for seed in range(50):
+        rep = recorded(*arrays(n=64, mean=0.0, seed=seed))
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            table = adaptation(rep)
+        below = table["mean_embedding_squared"][0] <= 0
+        assert bool(seen) == below
+        if below:
+            break
+    assert below  # it happens for mean-zero vectors
+    assert issubclass(seen[0].category, ResemblanceWarning)
+    assert all(np.isnan(table[c][0]) for c in ("mean_embedding", "ratio_trace", "log_ratio"))
+    assert np.isfinite(table["mean_embedding_squared_stderr"][0])
+    assert table.to_dict()["log_ratio"] == [None]
+
+
+def test_a_variance_below_zero_by_round_off_is_zero():
+    """Squares that vary together leave their ratio without error, but for round-off."""
+    covariance = np.full((3, 3), 0.01)
+    covariance[0, 2] = covariance[2, 0] = np.nextafter(0.01, 1)
+    value, error = _columns(np.ones(3), covariance, "layer")["ratio_trace"]
+    assert (value, error) == (1.0, 0.0)
+
+
+def test_paper_estimator_is_the_bucket_sum_and_its_bias_is_known():
+    f, g = arrays(n=96, mean=0.3)
+    exact = reference.adaptation(reference.kernel("product", f, g))["mean_embedding_squared"]
+    found = []
+    for seed in range(60):
+        table = adaptation(recorded(f, g, seed=seed), estimator="paper")
+        found.append(table["mean_embedding_squared"][0])
+    assert np.isnan(table["mean_embedding_stderr"][0])
+    layer = recorded(f, g, seed=59)[0]
+    k = (layer.buckets("features") * layer.buckets("gradients")).numpy()
+    assert table["mean_embedding"][0] == pytest.approx(k.sum() ** 0.5 / 96)
+    assert table["norm_frobenius"][0] == pytest.approx(np.linalg.norm(k) / 96**2)
+    assert table["norm_trace"][0] == pytest.approx(np.trace(k) ** 0.5 / 96)
+    excess = (f.astype(float) ** 2).sum(1).mean() * (g.astype(float) ** 2).sum(1).mean() / 32
+    assert np.mean(found) - exact == pytest.approx(excess, rel=0.25)
+
+
+def test_table_frame_dict_and_scaling_agree():
+    f, g = arrays()
+    rep = record_arrays({"a": f, "b": f * 2}, {"a": g, "b": g}, data_id="x")
+    table = adaptation(rep)
+    frame = table.to_frame()
+    assert list(frame.index) == ["a", "b"]
+    assert all(c in frame and f"{c}_stderr" in frame for c in COLUMNS)
+    assert frame["mean_embedding"]["b"] == pytest.approx(2 * frame["mean_embedding"]["a"])
+    assert table.to_dict()["norm_trace"] == frame["norm_trace"].tolist()
+    scaled = table.scaled()
+    assert scaled["mean_embedding"] == pytest.approx(2 * table["mean_embedding"])
+    assert scaled["mean_embedding_stderr"] == pytest.approx(2 * table["mean_embedding_stderr"])
+    assert scaled["log_ratio"] == pytest.approx(table["log_ratio"])
+    assert "arrays on x" in repr(table)
+
+
+def test_plot_draws_one_curve_for_each_pair():
+    one = adaptation(recorded(*arrays()))
+    f, g = arrays()
+    two = adaptation(record_arrays({"a": f, "b": g}, {"a": g, "b": f}, data_id="y"))
+    figure = one.plot(two, column="mean_embedding")
+    assert len(figure.axes[0].containers) == 2
+    assert figure.axes[0].get_ylabel() == "mean embedding"
+
+
+def test_labels_add_leave_one_out_accuracy_per_layer():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    x = torch.randn(120, 4)
+    y = (x[:, 0] > 0).long()
+    rep = record(net, x)
+    table = adaptation(rep, model=net, data=(x, y))
+    found = leave_one_out(net, (x, y), layers=rep.layer_names)
+    assert table["loo_accuracy"].tolist() == list(found.accuracies.values())
+    p = table["loo_accuracy"]
+    assert table["loo_accuracy_stderr"] == pytest.approx((p * (1 - p) / 120) ** 0.5)
+    assert p[0] > 0.7  # one linear step above half
+
+
+def test_refusals_say_what_to_do(monkeypatch):
+    f, g = arrays()
+    rep = recorded(f, g)
+    with pytest.raises(DataError, match="transport"):
+        adaptation(rep, kernel="transport")
+    with pytest.raises(DataError, match="estimator must be one of blocks, paper"):
+        adaptation(rep, estimator="exact")
+    with pytest.raises(DataError, match="both model= and data="):
+        adaptation(rep, data=(f, g))
+    with pytest.raises(DataError, match="no column 'mu'"):
+        adaptation(rep)["mu"]
+    with pytest.raises(MismatchError, match="blocks above"):
+        adaptation(recorded(f, g, blocks=0))
+    with pytest.raises(MismatchError, match="no pair of samples"):
+        adaptation(recorded(f[:1], g[:1]))
+    with pytest.raises(MismatchError, match="gradients"):
+        adaptation(record_arrays(f, data_id="x"))
+    net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+    pooled = record(net, torch.from_numpy(f), pool=lambda x: x[:, :2])
+    with pytest.raises(MismatchError, match="cannot be repeated"):
+        adaptation(pooled, model=net, data=(torch.from_numpy(f), torch.arange(96) % 2))
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtra, match=r"resemblance\[frames\]"):
+        adaptation(rep).to_frame()

@@ -1,0 +1,71 @@
+"""The demo, whole but trained less: everything it promises is written, and what it says is so."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+import resemblance as rs
+from resemblance.demo import story as demo
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """The demo's folder and the lines it printed, after six epochs instead of twenty."""
+    out = tmp_path_factory.mktemp("demo")
+    lines = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "EPOCHS", 6)
+        demo.run(out, say=lines.append)
+    return out, lines
+
+
+def test_writes_files_figures_page_and_steps(told):
+    out, _ = told
+    names = {path.name for path in out.iterdir()}
+    nets = ["twin-1", "twin-2", "twin-3", "odd-even", "untrained"]
+    nets += ["twin-1-tuned", "twin-1-int8", "twin-1-int4", "twin-1-pruned"]
+    assert {f"{net}.rsm" for net in nets} <= names
+    assert {f"{net}.safetensors" for net in nets} <= names
+    figures = {"networks.png", "twins.png", "tasks.png", "copies.png", "adaptation.png"}
+    assert figures | {"report.html", "README.md", "networks.py"} <= names
+
+
+def test_the_sentences_hold_the_numbers_measured(told):
+    out, lines = told
+    said = [line.removeprefix("• ") for line in lines if line.startswith("• ")]
+    assert len(said) == 4
+    reps = {name: rs.load(out / f"{name}.rsm") for name in ("twin-1", "odd-even", "twin-1-pruned")}
+    seen = rs.compare(reps["twin-1"], reps["odd-even"], kernel="features").by_layer()[0]
+    assert f"alike to {seen[0]:.2f} at act1" in said[1]
+    left = rs.compare(reps["twin-1"], reps["twin-1-pruned"], kernel="gradients").by_layer()[0]
+    assert re.search(rf"gradients at {left.mean():.2f}\b", said[2])
+
+
+def test_the_first_command_of_its_readme_gives_the_same_file(told, tmp_path):
+    out, _ = told
+    text = (out / "README.md").read_text()
+    command = next(line for line in text.splitlines() if line.startswith("resemblance record"))
+    words = shlex.split(command)[1:]
+    words[words.index("-o") + 1] = str(tmp_path / "again.rsm")
+    subprocess.run([sys.executable, "-m", "resemblance", *words], cwd=out, check=True)
+    again, first = rs.load(tmp_path / "again.rsm"), rs.load(out / "twin-1.rsm")
+    assert again.model["fingerprint"] == first.model["fingerprint"]
+    assert rs.compare(again, first).scores[0, 0] == pytest.approx(1, abs=1e-6)
+
+
+def test_nothing_global_is_left_changed(told):
+    import torch
+
+    from resemblance._data.named_data import digits
+
+    before = torch.get_num_threads(), torch.random.get_rng_state()
+    with demo.one_thread():
+        assert torch.get_num_threads() == 1
+    demo.train(*(x[:64] for x in digits()), classes=10, seed=0)
+    assert torch.get_num_threads() == before[0]
+    assert torch.equal(torch.random.get_rng_state(), before[1])

@@ -1,0 +1,610 @@
+"""Features and gradients at layers, against a reference that cuts the network, and the model left
+as it was."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import networks
+import reference
+import resemblance as rs
+from resemblance._data.batches import size
+from resemblance._model import losses as targets
+from resemblance._model.call_trace import trace
+from resemblance._model.capture import Capture
+from resemblance._model.layer_choice import select
+from resemblance._model.left_as_found import untouched, unwrap
+from resemblance.errors import LayerError
+
+G = torch.Generator().manual_seed(0)
+IMAGES = torch.randn(5, 3, 6, 6, generator=G, dtype=torch.float64)
+VECTORS = torch.randn(5, 6, generator=G, dtype=torch.float64)
+IDS = torch.randint(0, 9, (5, 4), generator=G)
+
+
+def capture(model, batch, layers, *, target="tempered", gradients=True, beta=0.5):
+    """{layer: (features, gradients)} as the library captures them, in the model's own dtype."""
+    model, found = unwrap(model), {}
+
+    def run(part=batch):
+        return model(**part) if isinstance(part, dict) else model(part)
+
+    def consume(i, features, grads):
+        found[taps[i].name] = (features.clone(), None if grads is None else grads.clone())
+
+    losses = targets.losses(target, beta, None)
+    with untouched(model):
+        taps = select(model, layers, trace(model, run))
+        with Capture(model, taps, consume, gradients=gradients) as captured:
+            captured.run(run, lambda outputs: losses(outputs, batch), size(batch))
+    return found
+
+
+def one_by_one(batch):
+    if isinstance(batch, dict):
+        return [{k: v[n : n + 1] for k, v in batch.items()} for n in range(size(batch))]
+    return list(batch.split(1))
+
+
+def assert_matches(found, expected, names, tolerance=1e-10):
+    assert names
+    for name in names:
+        for ours, theirs in zip(found[name], expected[name], strict=True):
+            np.testing.assert_allclose(ours.numpy(), theirs, rtol=tolerance, atol=tolerance)
+
+
+# -- values -------------------------------------------------------------------------------------
+
+CASES = {
+    "mlp": (networks.MLP, {}, VECTORS, ["fc1", "act1", "fc2", "act2", "head"]),
+    "resnet": (
+        networks.ResNet,
+        {},
+        IMAGES,
+        ["conv1", "bn1", "relu", "layer1.0", "layer1.1", "pool", "fc"],
+    ),
+    "token transformer": (
+        networks.Transformer,
+        {},
+        networks.tokens(5),
+        ["embed", "layers.0", "layers.1", "norm", "head"],
+    ),
+    "transformer": (
+        networks.Transformer,
+        {"classes": 3},
+        networks.tokens(5),
+        ["embed", "layers.0", "layers.1", "norm", "head"],
+    ),
+    "rnn": (networks.Recurrent, {}, IDS, ["embed", "rnn", "head"]),
+    "time-major rnn": (networks.Recurrent, {"batch_first": False}, IDS, ["embed", "rnn", "head"]),
+    "lstm": (networks.Recurrent, {"kind": nn.LSTM}, IDS, ["embed", "rnn", "head"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("beta", [0.5, 0.0, 2.0])
+def test_features_and_gradients_match_the_reference(case, beta):
+    kind, options, batch, names = CASES[case]
+    model = networks.seeded(kind, **options).double().train()
+    expected = reference.features_and_gradients(model, one_by_one(batch), reference.tempered(beta))
+    assert_matches(capture(model, batch, names, beta=beta), expected, names)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_any_subset_of_layers_gives_the_same(case):
+    kind, options, batch, names = CASES[case]
+    model = networks.seeded(kind, **options).double()
+    everything = capture(model, batch, names)
+    for subset in (names[1:], names[-2:], names[::2], names[:1]):
+        assert_matches(capture(model, batch, subset), everything, subset)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_features_alone_are_the_same_features(case):
+    kind, options, batch, names = CASES[case]
+    model = networks.seeded(kind, **options).double()
+    both = capture(model, batch, names)
+    alone = capture(model, batch, names, gradients=False)
+    for name in names:
+        assert torch.equal(alone[name][0], both[name][0])
+        assert alone[name][1] is None
+
+
+def test_gradient_at_the_logits_is_the_closed_form():
+    model = networks.seeded(networks.MLP).double()
+    z, gradient = capture(model, VECTORS, ["head"], beta=0.3)["head"]
+    np.testing.assert_allclose(gradient, reference.at_logits(z.numpy(), 0.3), atol=1e-12)
+
+
+def test_repeated_calls_and_inputs_agree_with_their_neighbours():
+    model = networks.seeded(networks.ResNet).double()
+    found = capture(
+        model, IMAGES, ["layer1.0", "layer1.0.relu#2", "layer1.1:in", "layer1.1.conv1:in"]
+    )
+    for name in ("layer1.0.relu#2", "layer1.1:in"):
+        assert torch.equal(found[name][0], found["layer1.0"][0])
+        assert torch.equal(found[name][1], found["layer1.0"][1])
+    # The block's skip path goes round its first convolution, so less gradient enters there.
+    assert torch.equal(found["layer1.1.conv1:in"][0], found["layer1.0"][0])
+    np.testing.assert_allclose(found["layer1.1.conv1:in"][1], found["layer1.0"][1], atol=1e-12)
+
+
+def test_inner_layers_of_blocks_with_in_place_relus():
+    """Against finite differences: the feature at bn1 is the value before the in-place ReLU."""
+    model = networks.seeded(networks.ResNet, blocks=1).double().eval()
+    block = model.layer1[0]
+    found = capture(model, IMAGES[:2], ["layer1.0.bn1", "layer1.0.bn2"])
+    x = model.relu(model.bn1(model.conv1(IMAGES[:2])))
+    with torch.no_grad():
+        before = block.bn1(block.conv1(x))
+    assert (before < 0).any()
+    assert torch.equal(found["layer1.0.bn1"][0], before)
+
+    def loss(value):
+        out = block.bn2(block.conv2(torch.relu(value)))
+        out = torch.relu(out + x)
+        z = model.fc(model.pool(out).flatten(1))
+        q = torch.softmax(0.5 * frozen, -1)
+        return -(q * torch.log_softmax(z, -1)).sum()
+
+    with torch.no_grad():
+        frozen = model(IMAGES[:2])
+        step = torch.zeros_like(before)
+        step[1, 2, 3, 4] = 1e-6
+        slope = (loss(before + step) - loss(before - step)) / 2e-6
+    assert float(found["layer1.0.bn1"][1][1, 2, 3, 4]) == pytest.approx(float(slope), rel=1e-5)
+
+
+def test_writing_over_a_base_that_a_tapped_layer_shows_part_of():
+    class Part(nn.Module):
+        def forward(self, x):
+            return x[:, :3]
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.part, self.head = nn.Linear(6, 4), Part(), nn.Linear(4, 3)
+
+        def forward(self, x):
+            x = self.fc(x)
+            self.part(x)
+            return self.head(x.relu_())
+
+    model = networks.seeded(Net).double()
+    with torch.no_grad():
+        expected = model.fc(VECTORS)[:, :3]
+    found = capture(model, VECTORS, ["fc", "part"], gradients=False)
+    assert torch.equal(found["part"][0], expected)
+
+
+# -- kinds of output ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Output:
+    hidden: torch.Tensor
+    extra: int = 0
+
+
+WRAPPINGS = {
+    "tuple": (lambda x: (x, 1), lambda o: o[0]),
+    "list": (lambda x: [x], lambda o: o[0]),
+    "dict": (lambda x: {"n": 3, "hidden": x}, lambda o: o["hidden"]),
+    "dataclass": (lambda x: Output(x), lambda o: o.hidden),
+    "nested": (lambda x: ({"a": [x]}, None), lambda o: o[0]["a"][0]),
+}
+
+
+class Wrapping(nn.Module):
+    def __init__(self, kind, keyword=False):
+        super().__init__()
+        self.kind, self.keyword = kind, keyword
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return WRAPPINGS[self.kind][0](self.inner(x))
+
+
+class Unwrapping(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.wrapping, self.head = Wrapping(kind), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(WRAPPINGS[self.kind][1](self.wrapping(x)))
+
+
+@pytest.mark.parametrize("kind", WRAPPINGS)
+def test_outputs_of_every_kind(kind):
+    model = networks.seeded(Unwrapping, kind).double()
+    found = capture(model, VECTORS, ["wrapping.inner", "wrapping"])
+    alone = capture(model, VECTORS, ["wrapping"])  # here it becomes the leaf and is swapped
+    for name in ("wrapping.inner", "wrapping"):
+        assert torch.equal(found[name][0], alone["wrapping"][0])
+        assert torch.equal(found[name][1], alone["wrapping"][1])
+
+
+def test_inputs_given_by_keyword():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.head = nn.Linear(6, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(input=self.fc(input=x))
+
+    model = networks.seeded(Net).double()
+    found = capture(model, VECTORS, ["fc", "head:in"])
+    assert torch.equal(found["fc"][1], found["head:in"][1])
+    assert torch.equal(capture(model, VECTORS, ["head:in"])["head:in"][1], found["fc"][1])
+
+
+def test_a_time_major_layer_with_as_many_steps_as_samples_is_not_mixed_up():
+    """Five steps, five samples: the trial run of two samples tells the axes apart."""
+    model = networks.seeded(networks.Recurrent, batch_first=False).float()
+    model.between = nn.Identity()
+    ids = torch.randint(0, 9, (40, 5), generator=torch.Generator().manual_seed(1))
+    hidden = {}
+
+    def forward(tokens):
+        out, _ = model.rnn(model.embed(tokens).transpose(0, 1))
+        return model.head(model.between(out).mean(0))
+
+    model.forward = forward
+    for size_of_batch in (5, 40):
+        hidden[size_of_batch] = rs.record(
+            model, ids, layers="between", pool="mean", block=5, batch_size=size_of_batch
+        )
+    a, b = (rep["between"].blocks("features") for rep in hidden.values())
+    assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_a_layer_without_one_row_a_sample_is_refused():
+    class Merged(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.head = nn.Linear(3, 4), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.head(self.fc(x.reshape(-1, 3)).reshape(len(x), -1))
+
+    with pytest.raises(LayerError, match=r"'fc': expected 5 samples.*found shape \(10, 4\)"):
+        capture(networks.seeded(Merged).double(), VECTORS, ["fc"])
+
+
+def test_a_layer_without_a_floating_point_output_is_refused():
+    class Net(networks.MLP):
+        def __init__(self):
+            super().__init__()
+            self.which = nn.Identity()
+
+        def forward(self, x):
+            self.which(torch.arange(len(x)))
+            return super().forward(x)
+
+    with pytest.raises(LayerError, match="'which': expected a floating-point tensor"):
+        capture(networks.seeded(Net).double(), VECTORS, ["which"])
+
+
+# -- gradients that do not arrive ----------------------------------------------------------------
+
+
+class SideBranch(networks.MLP):
+    def __init__(self):
+        super().__init__()
+        self.side = nn.Linear(6, 2)
+
+    def forward(self, x):
+        self.side(x)
+        return super().forward(x)
+
+
+def test_a_layer_whose_gradient_never_arrives_is_named():
+    with pytest.raises(LayerError, match="'side' gets no gradient"):
+        capture(networks.seeded(SideBranch).double(), VECTORS, ["fc1", "side"])
+
+
+def test_no_layer_reaching_the_loss_is_an_error():
+    with pytest.raises(LayerError, match="no tapped layer reaches the loss"):
+        capture(networks.seeded(SideBranch).double(), VECTORS, ["side"])
+
+
+def test_features_of_a_side_branch_can_be_recorded():
+    found = capture(networks.seeded(SideBranch).double(), VECTORS, ["side"], gradients=False)
+    assert found["side"][0].shape == (5, 2)
+
+
+def test_a_layer_that_runs_only_on_some_batches_is_named():
+    class Sometimes(networks.MLP):
+        def __init__(self):
+            super().__init__()
+            self.rare = nn.Identity()
+
+        def forward(self, x):
+            return super().forward(self.rare(x) if len(x) <= 2 else x)
+
+    with pytest.raises(LayerError, match="'rare' never runs on this batch"):
+        rs.record(networks.seeded(Sometimes), VECTORS.float().repeat(8, 1), layers="rare")
+
+
+# -- callers and wrappers ------------------------------------------------------------------------
+
+
+def test_unregistered_tensors_that_require_grad_do_no_harm():
+    class Net(networks.MLP):
+        def forward(self, x):
+            return super().forward(x * self.scale)
+
+    model = networks.seeded(Net).double()
+    model.scale = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    expected = capture(networks.seeded(networks.MLP).double(), VECTORS, ["fc1", "act2"])
+    assert_matches(
+        capture(model, VECTORS, ["fc1", "act2"]),
+        {k: (f.numpy(), g.numpy()) for k, (f, g) in expected.items()},
+        ["fc1", "act2"],
+    )
+    assert model.scale.grad is None
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_any_grad_mode_of_the_caller(mode):
+    model = networks.seeded(networks.ResNet)
+    images = IMAGES.float().repeat(8, 1, 1, 1)
+    expected = rs.record(model, images)
+    with mode():
+        inside = images.clone()  # an inference tensor in inference mode
+        found = rs.record(model, inside)
+        assert torch.is_grad_enabled() == (mode is torch.enable_grad)
+    assert_same(found, expected)
+
+
+def assert_same(a, b):
+    """Two Representations equal bit for bit, but for their dates."""
+    assert a.layer_names == b.layer_names
+    assert (a.samples, a.block_sizes) == (b.samples, b.block_sizes)
+    assert a.data["fingerprint"] == b.data["fingerprint"]
+    for one, two in zip(a, b, strict=True):
+        assert dict(one.moments) == dict(two.moments)
+        assert one.tensors.keys() == two.tensors.keys()
+        for key in one.tensors:
+            assert torch.equal(one.tensors[key], two.tensors[key]), (one.name, key)
+
+
+def test_wrapped_models_give_what_the_model_gives():
+    model = networks.seeded(networks.ResNet)
+    images = IMAGES.float().repeat(8, 1, 1, 1)
+    expected = rs.record(model, images)
+    assert_same(rs.record(nn.DataParallel(model), images), expected)
+    assert_same(rs.record(torch.compile(model, backend="eager"), images), expected)
+    inner = copy.deepcopy(model)
+    inner.layer1[0] = torch.compile(inner.layer1[0], backend="eager")
+    compiled = rs.record(inner, images)
+    assert_same(compiled, expected)
+    assert compiled.model["fingerprint"] == expected.model["fingerprint"]
+    in_place = copy.deepcopy(model)
+    in_place.compile(backend="eager")
+    assert_same(rs.record(in_place, images), expected)
+
+
+def test_distributed_data_parallel(tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        model = networks.seeded(networks.MLP)
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        vectors = VECTORS.float().repeat(8, 1)
+        assert_same(rs.record(wrapped, vectors), rs.record(model, vectors))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_frozen_models():
+    model = networks.seeded(networks.MLP).double()
+    expected = capture(model, VECTORS, ["act1", "act2"])
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    found = capture(model, VECTORS, ["act1", "act2"])
+    assert torch.equal(found["act1"][1], expected["act1"][1])
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+def test_channels_last():
+    model = networks.seeded(networks.ResNet).double()
+    expected = capture(model, IMAGES, ["relu", "layer1.0"])
+    model = model.to(memory_format=torch.channels_last)
+    images = IMAGES.to(memory_format=torch.channels_last)
+    found = capture(model, images, ["relu", "layer1.0"])
+    for name in expected:
+        for ours, theirs in zip(found[name], expected[name], strict=True):
+            assert torch.allclose(ours, theirs, atol=1e-12)
+    flat = [
+        rs.record(m.float(), x.float().repeat(8, 1, 1, 1), layers="relu", block=5, max_dim=None)
+        for m, x in ((model, images), (networks.seeded(networks.ResNet), IMAGES))
+    ]
+    # The order of features in memory must not matter, to the round-off of float32.
+    assert torch.allclose(*(rep["relu"].buckets("features") for rep in flat), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_low_precision(dtype, autocast):
+    model = networks.seeded(networks.MLP)
+    vectors = VECTORS.float()
+    exact = capture(model, vectors, ["act1", "act2"])
+    if autocast:
+        with torch.autocast("cpu", dtype=dtype):
+            found = capture(model, vectors, ["act1", "act2"])
+    else:
+        found = capture(model.to(dtype), vectors.to(dtype), ["act1", "act2"])
+    # bfloat16 has 8 bits of mantissa; a few layers lose a few of them
+    for name in exact:
+        for ours, theirs in zip(found[name], exact[name], strict=True):
+            assert float((ours.float() - theirs).norm() / theirs.norm()) < 0.05
+
+
+def test_small_gradients_survive_float16():
+    """Gradients around 1e-7 vanish in float16, whose smallest number is 6e-8, but for a scale."""
+    model = networks.seeded(networks.MLP, width=32)
+    with torch.no_grad():
+        model.head.weight *= 3e-4
+    vectors = VECTORS.float()
+    exact = capture(model, vectors, ["act1"])["act1"][1]
+    assert float(exact.abs().median()) < 2e-7
+    found = capture(model.half(), vectors.half(), ["act1"])["act1"][1]
+    assert float((found - exact).norm() / exact.norm()) < 0.02
+
+
+def test_settings_of_precision_are_in_the_provenance():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rep = rs.record(networks.MLP().eval(), torch.randn(20, 6))
+    assert rep.made["autocast"] == "bfloat16"
+    assert rep.made["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_weights_that_autocast_keeps_are_neither_old_nor_left_behind(gradients):
+    model, x = networks.seeded(networks.MLP), torch.randn(40, 6)
+    options = {"gradients": gradients, "data_id": "x", "progress": False}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(x)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(2)
+        found = rs.record(model, x, **options)
+        model(x).sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        again = rs.record(model, x, **options)
+    for one, two in zip(found, again, strict=True):
+        assert all(torch.equal(one.tensors[key], two.tensors[key]) for key in one.tensors)
+
+
+# -- the model is left as it was -------------------------------------------------------------------
+
+
+def snapshot(model):
+    hooks = [
+        (tuple(m._forward_hooks), tuple(m._forward_pre_hooks), tuple(m._backward_hooks))
+        for m in model.modules()
+    ]
+    return {
+        "modes": [m.training for m in model.modules()],
+        "grad flags": [p.requires_grad for p in model.parameters()],
+        "grads": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "values": [v.clone() for v in model.state_dict().values()],
+        "hooks": hooks,
+        "dropout": [m.dropout for m in model.modules() if isinstance(m, nn.RNNBase)],
+        "fast path": torch.backends.mha.get_fastpath_enabled(),
+        "generator": torch.get_rng_state(),
+    }
+
+
+def assert_unchanged(before, after):
+    for key in before:
+        if isinstance(before[key], torch.Tensor):
+            assert torch.equal(before[key], after[key]), key
+            continue
+        if not isinstance(before[key], list):
+            assert before[key] == after[key], key
+            continue
+        for one, two in zip(before[key], after[key], strict=True):
+            same = torch.equal(one, two) if isinstance(one, torch.Tensor) else one == two
+            assert same, key
+
+
+def unusual(kind, /, *args, **kwargs):
+    """A model in a state worth keeping: mixed modes, some frozen, some with grads, a hook."""
+    model = networks.seeded(kind, *args, **kwargs).train()
+    next(iter(model.children())).eval()
+    for i, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(i % 3 != 0)
+        if i % 2:
+            parameter.grad = torch.ones_like(parameter)
+    list(model.children())[-1].register_forward_hook(lambda *_: None)
+    return model
+
+
+STATES = {
+    "mlp": (networks.MLP, VECTORS.float().repeat(8, 1)),
+    "resnet": (networks.ResNet, IMAGES.float().repeat(8, 1, 1, 1)),
+    "transformer": (networks.Transformer, networks.tokens(40)),
+    "rnn": (networks.Recurrent, IDS.repeat(8, 1)),
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_the_model_comes_back_as_it_was(case):
+    kind, data = STATES[case]
+    model = unusual(kind)
+    before = snapshot(model)
+    rs.record(model, data, pool="mean")
+    assert_unchanged(before, snapshot(model))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["data", "forward", "target"])
+def test_the_model_comes_back_as_it_was_after_an_exception(error, where):
+    model = unusual(networks.ResNet)
+    before = snapshot(model)
+    seen = []
+
+    def stop(at):
+        seen.append(at)
+        if at == where and seen.count(at) > 3:
+            raise error("enough")
+
+    def data():
+        for _ in range(6):
+            stop("data")
+            yield IMAGES.float().repeat(2, 1, 1, 1)
+
+    def call(net, batch):
+        stop("forward")
+        return net(batch)
+
+    def target(outputs, batch):
+        stop("target")
+        return outputs.square().sum(1)
+
+    with pytest.raises(error, match="enough"):
+        rs.record(model, data(), call=call, target=target, block=10, batch_size=10)
+    assert_unchanged(before, snapshot(model))
+
+
+def test_parameters_made_in_inference_mode_are_refused():
+    with torch.inference_mode():
+        model = networks.MLP()
+    with pytest.raises(rs.ResemblanceError, match=r"made inside torch.inference_mode"):
+        rs.record(model, torch.zeros(20, 6))
+
+
+def test_an_encoder_that_would_pack_padded_batches_is_run_as_written():
+    """nn.TransformerEncoder turns padded batches into nested tensors in evaluation mode."""
+
+    class Net(nn.Module):
+        def __init__(self, nested):
+            super().__init__()
+            self.embed = nn.Embedding(11, 8)
+            layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, input_ids, attention_mask):
+            x = self.embed(input_ids)
+            x = self.encoder(x, src_key_padding_mask=attention_mask == 0)
+            return self.head(x[:, 0])
+
+    nested, plain = (
+        rs.record(networks.seeded(Net, flag), networks.tokens(40), pool="mean")
+        for flag in (True, False)
+    )
+    assert nested.layer_names == ["embed", "encoder.layers.0", "encoder.layers.1", "head:in"]
+    assert_same(nested, plain)

@@ -1,0 +1,92 @@
+"""The tensor inside whatever a module returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, defaultdict, namedtuple
+
+import pytest
+import torch
+
+from resemblance._model.nested_outputs import first_tensor, sample_axis, swap_first
+
+
+@dataclasses.dataclass
+class Output:
+    loss: torch.Tensor | None
+    hidden: torch.Tensor
+    again: tuple = ()
+    computed: int = dataclasses.field(default=3, init=False)
+
+
+@dataclasses.dataclass
+class ModelOutput(OrderedDict):
+    """As in the transformers library: a dataclass that is also a dict of its fields."""
+
+    logits: torch.Tensor | None = None
+    states: tuple | None = None
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) is not None:
+                super().__setitem__(field.name, getattr(self, field.name))
+
+
+Pair = namedtuple("Pair", "ids hidden")
+X = torch.tensor([1.0, 2.0])
+IDS = torch.tensor([1, 2])
+
+HOLDERS = {
+    "tensor": X,
+    "tuple": (IDS, X),
+    "list": [X, IDS],
+    "named tuple": Pair(IDS, X),
+    "dict": {"ids": IDS, "x": X},
+    "default dict": defaultdict(list, {"ids": IDS, "x": X}),
+    "ordered dict": OrderedDict(ids=IDS, x=X),
+    "dataclass": Output(None, X, (X,)),
+    "model output": ModelOutput(logits=X, states=(X, X)),
+    "nested": ({"a": [IDS]}, [Output(None, X)]),
+}
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_first_floating_point_tensor_is_found(name):
+    assert first_tensor(HOLDERS[name]) is X
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_swapping_keeps_the_type_and_leaves_the_original_alone(name):
+    new = torch.tensor([7.0])
+    swapped = swap_first(HOLDERS[name], new)
+    assert type(swapped) is type(HOLDERS[name])
+    assert first_tensor(swapped) is new
+    assert first_tensor(HOLDERS[name]) is X
+
+
+def test_swapping_replaces_the_tensor_wherever_it_stands():
+    new = torch.tensor([7.0])
+    swapped = swap_first(ModelOutput(logits=X, states=(IDS, X)), new)
+    assert swapped.logits is new
+    assert swapped["logits"] is new
+    assert swapped.states[1] is new
+    assert swapped.states[0] is IDS
+
+
+def test_no_floating_point_tensor_is_none():
+    assert first_tensor((IDS, "text", None, Output)) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "usual", "axis"),
+    [
+        ((4, 7), 0, 0),
+        ((7, 4, 2), 0, 1),
+        ((4, 4), 0, 0),
+        ((4, 4), 1, 1),
+        ((7, 2), 0, None),
+        ((), 0, None),
+    ],
+)
+def test_axis_of_four_samples(shape, usual, axis):
+    assert sample_axis(torch.zeros(shape), 4, usual=usual) == axis

@@ -1,0 +1,212 @@
+"""The sketch by its theorems. Tolerances are five standard errors; seeds are fixed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reference
+from resemblance import CountSketch
+from resemblance._ops.count_sketch import add_to_buckets
+from resemblance._ops.feature_fold import Fold
+from resemblance._seeded_hash import absorb, shuffled
+from resemblance.errors import DataError
+
+SEEDS = st.integers(-(2**63), 2**64)
+RNG = np.random.default_rng(0)
+FIRST_BUCKETS = [0, 255, 344, 186, 294, 86, 50, 254]
+FIRST_SIGNS = [1.0, 1.0, 1.0, 1.0, -1.0, 1.0, 1.0, 1.0]
+FOLD_SIGNS = [-1, -1, -1, -1, -1, -1, -1, -1, 1, -1, 1, 1, -1, 1, -1, -1]
+
+
+# -- assign -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=SEEDS,
+    indices=st.lists(st.integers(0, 2**62), min_size=1, max_size=30),
+    per_sample=st.sampled_from([1, 2, 4]),
+)
+def test_assign_is_a_pure_function_of_seed_and_index(seed, indices, per_sample):
+    sketch = CountSketch(buckets=64, seed=seed, per_sample=per_sample)
+    h, s = sketch.assign(indices)
+    for n, index in enumerate(indices):  # alone, or among others in any order
+        alone = sketch.assign([index])
+        assert torch.equal(alone[0][0], h[n])
+        assert torch.equal(alone[1][0], s[n])
+    again = CountSketch(buckets=64, seed=seed, per_sample=per_sample).assign(np.array(indices))
+    assert torch.equal(again[0], h)
+    assert torch.equal(again[1], s)
+
+
+def test_assign_is_fixed_for_ever():
+    """Files from different versions compare only while these numbers stay."""
+    h, s = CountSketch(seed=0).assign(range(8))
+    assert h.flatten().tolist() == FIRST_BUCKETS
+    assert s.flatten().tolist() == FIRST_SIGNS
+
+
+def test_assign_touches_no_global_generator():
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    CountSketch().assign(range(100))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all()
+
+
+@pytest.mark.parametrize("per_sample", [1, 4])
+def test_buckets_are_uniform_and_signs_balanced(per_sample):
+    n, m = 64_000, 64
+    h, s = CountSketch(m, seed=5, per_sample=per_sample).assign(range(n))
+    rows = m // per_sample
+    for t in range(per_sample):
+        counts = torch.bincount(h[:, t] - t * rows, minlength=rows).double()
+        chi2 = float(((counts - n / rows) ** 2 / (n / rows)).sum())
+        # χ² with rows − 1 degrees of freedom has standard deviation √(2(rows − 1))
+        assert abs(chi2 - (rows - 1)) < 5 * np.sqrt(2 * (rows - 1))
+        assert abs(float(s[:, t].sign().sum())) < 5 * np.sqrt(n)
+        # buckets and signs are independent of each other
+        assert abs(float((s[:, t].sign() * (h[:, t] % 2 * 2 - 1)).sum())) < 5 * np.sqrt(n)
+
+
+@pytest.mark.parametrize("per_sample", [1, 4])
+def test_expectation_of_the_gram_of_the_sketch_is_the_identity(per_sample):
+    n, m, seeds = 12, 32, 2000
+    total = torch.zeros(n, n, dtype=torch.float64)
+    for seed in range(seeds):
+        S = CountSketch(m, seed, per_sample).matrix(range(n)).double()
+        total += S.T @ S
+    mean = total / seeds
+    assert torch.allclose(mean.diagonal(), torch.ones(n, dtype=torch.float64), atol=1e-6)
+    off = mean - torch.diag(mean.diagonal())
+    # An entry is ±1/t for each of t collisions of probability t/M: its variance is 1/M for any t.
+    assert float(off.abs().max()) < 5 / np.sqrt(m * seeds)
+
+
+def test_more_buckets_a_sample_lower_the_chance_of_a_full_collision():
+    counts = {}
+    for per_sample in (1, 4):
+        S = [CountSketch(64, seed, per_sample).matrix(range(40)).double() for seed in range(50)]
+        overlaps = torch.stack([(s.T @ s).abs() for s in S])
+        counts[per_sample] = int((overlaps > 0.99).sum()) - 50 * 40
+    assert counts[1] > 0
+    assert counts[4] == 0
+
+
+def test_seeds_and_streams_are_independent():
+    a, b = (CountSketch(512, seed).assign(range(20_000)) for seed in (0, 1))
+    assert abs(float((a[1] * b[1]).sum())) < 5 * np.sqrt(20_000)
+    assert abs(int((a[0] == b[0]).sum()) - 20_000 / 512) < 5 * np.sqrt(20_000 / 512)
+
+
+@pytest.mark.parametrize("sizes", [(0, 1), (8, 0), (8, 3), (-8, 1)])
+def test_sizes_that_do_not_fit_are_refused(sizes):
+    with pytest.raises(DataError, match="buckets must be a positive multiple of per_sample"):
+        CountSketch(buckets=sizes[0], per_sample=sizes[1])
+
+
+def test_negative_indices_are_refused():
+    with pytest.raises(DataError, match="must not be negative; found -3"):
+        CountSketch().assign([1, -3])
+
+
+@settings(max_examples=25, deadline=None)
+@given(n=st.integers(1, 40), seed=st.integers(0, 99), per_sample=st.sampled_from([1, 2]))
+def test_adding_to_buckets_is_the_sketch_times_the_rows(n, seed, per_sample):
+    sketch = CountSketch(16, seed, per_sample)
+    x = torch.randn(n, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    table = torch.zeros(16, 5, dtype=torch.float64)
+    h, s = sketch.assign(range(n))
+    add_to_buckets(table, x, h, s.double())
+    assert torch.allclose(table, sketch.matrix(range(n)).double() @ x, atol=1e-12)
+    by_hand = reference.algorithm_1(x.numpy(), h.numpy(), s.double().numpy(), 16)
+    assert np.allclose((table @ table.T).numpy(), by_hand, rtol=1e-12, atol=1e-12)
+
+
+# -- order --------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(0, 300), seed=SEEDS)
+def test_shuffled_is_a_permutation(n, seed):
+    assert sorted(shuffled(n, seed).tolist()) == list(range(n))
+
+
+def test_shuffled_positions_are_uniform():
+    n, seeds = 10, 3000
+    first = np.bincount([shuffled(n, seed)[0] for seed in range(seeds)], minlength=n)
+    assert np.abs(first - seeds / n).max() < 5 * np.sqrt(seeds / n)
+
+
+# -- hashing rows -------------------------------------------------------------------------------
+
+
+def test_mix_depends_on_every_word_its_place_and_the_start():
+    words = RNG.integers(1, 2**63, (1, 6)).astype(np.uint64)
+    zero = np.zeros(1, np.uint64)
+    base = absorb(zero, words)[0]
+    others = {int(absorb(zero + np.uint64(1), words)[0]), int(absorb(zero, words[:, ::-1])[0])}
+    for j in range(6):
+        changed = words.copy()
+        changed[0, j] += np.uint64(1)
+        others.add(int(absorb(zero, changed)[0]))
+    assert int(base) not in others
+    assert len(others) == 8
+
+
+def test_zero_words_at_the_end_do_not_change_a_hash():
+    words = RNG.integers(0, 2**63, (3, 4)).astype(np.uint64)
+    padded = np.pad(words, ((0, 0), (0, 5)))
+    start = np.zeros(3, np.uint64)
+    assert (absorb(start, words) == absorb(start, padded)).all()
+
+
+# -- fold ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dim", "width"), [(100, 16), (64, 16), (17, 16), (1000, 7)])
+def test_fold_adds_each_feature_once_with_a_sign(dim, width):
+    fold = Fold(dim, width, seed=3)
+    basis = fold(torch.eye(dim))  # (dim, width): where each feature goes
+    assert torch.equal(basis.abs().sum(1), torch.ones(dim))
+    assert set(basis.unique().tolist()) <= {-1.0, 0.0, 1.0}
+    x = torch.from_numpy(RNG.normal(size=(4, dim))).float()
+    assert torch.allclose(fold(x), x @ basis, atol=1e-5)
+
+
+def test_order_and_fold_never_change():
+    """Files recorded with one version must compare with those of the next."""
+    assert shuffled(8, seed=0).tolist() == [2, 3, 7, 5, 1, 0, 4, 6]
+    signs, shifts = Fold(100, 16, seed=0).packed
+    assert signs[:16].tolist() == FOLD_SIGNS
+    assert shifts.tolist() == [8, 8, 8, 8, 0, 0, 8]
+
+
+def test_fold_keeps_inner_products_on_average_with_the_stated_spread():
+    """E⟨fold x, fold y⟩ = ⟨x, y⟩, standard deviation about ‖x‖‖y‖/√width."""
+    dim, width, seeds = 600, 32, 1500
+    x, y = torch.from_numpy(RNG.normal(size=(2, dim))).float()
+    y = y + x
+    found = []
+    for seed in range(seeds):
+        a, b = Fold(dim, width, seed)(torch.stack([x, y]))
+        found.append(float(a @ b))
+    found = np.array(found)
+    spread = float(x.norm() * y.norm()) / np.sqrt(width)
+    assert abs(found.mean() - float(x @ y)) < 5 * found.std() / np.sqrt(seeds)
+    # E(x·y)² adds to the variance of correlated vectors, at most a factor of √2 in spread
+    assert 0.8 * spread < found.std() < 1.5 * spread
+
+
+def test_fold_keeps_recurring_features_apart():
+    """One channel at every token, width tokens apart: without shifts all would share a slot."""
+    dim, width = 64 * 512, 512  # shifts are multiples of eight: 64 slots are within reach
+    x = torch.zeros(1, dim)
+    x[0, ::width] = 1.0
+    norms = [float(Fold(dim, width, seed)(x).square().sum()) for seed in range(400)]
+    # mean ‖x‖² = 64; with one shared slot the standard deviation would be √2 · 64 = 90
+    assert abs(np.mean(norms) - 64) < 5 * np.std(norms) / 20
+    assert np.std(norms) < 20

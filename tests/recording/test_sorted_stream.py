@@ -1,0 +1,62 @@
+"""Whether a stream looks sorted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import networks
+import resemblance as rs
+from resemblance.errors import ResemblanceWarning
+from resemblance.recording.sorted_stream import OrderCheck
+
+
+def share(features, block=32):
+    check = OrderCheck()
+    n = len(features)
+    check.add(features, [(i, min(i + block, n)) for i in range(0, n, block)])
+    return check.share_between()
+
+
+@pytest.mark.parametrize("rank", [1, 3, 50])
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_random_order_is_never_called_sorted(rank, offset):
+    """Whatever the rank, and with a mean far larger than the spread; 100 streams each."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        x = torch.randn(320, rank, generator=generator) @ torch.randn(rank, 60, generator=generator)
+        assert share(x + offset) < 0.02
+
+
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_sorted_classes_are_seen(offset):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(320, 60, generator=generator)
+    shift = torch.randn(10, 60, generator=generator) * 0.5  # a fifth of the variance
+    found = share(x + offset + shift.repeat_interleave(32, 0))
+    assert found == pytest.approx(0.2, abs=0.05)
+
+
+def test_few_blocks_or_no_spread_say_nothing():
+    assert share(torch.arange(96.0)[:, None]) == 0.0
+    assert share(torch.ones(320, 4)) == 0.0
+
+
+def stream(order):
+    x = torch.randn(1024, 6, generator=torch.Generator().manual_seed(0))
+    x[:512] += 1.0  # two classes, one after the other
+    return list(x[order].split(100))
+
+
+def test_record_warns_of_a_sorted_stream_at_the_callers_line():
+    net = networks.seeded(networks.MLP)
+    with pytest.warns(ResemblanceWarning, match="the stream looks sorted: .* at 'act2'") as caught:
+        rs.record(net, stream(torch.arange(1024)), block=64)
+    assert caught[0].filename == __file__
+
+
+def test_record_does_not_warn_of_a_shuffled_stream_or_a_data_set():
+    net = networks.seeded(networks.MLP)
+    order = torch.randperm(1024, generator=torch.Generator().manual_seed(1))
+    rs.record(net, stream(order), block=64)  # warnings are errors here
+    rs.record(net, torch.cat(stream(torch.arange(1024))), block=64)
