@@ -4,7 +4,7 @@ Two small CNNs trained on scikit-learn's digits give real features and gradients
 ones, which share a cause, let the number of samples grow further. For each kernel the exact N × N
 matrix gives the truth in float64. Errors are over all pairs of layers and several seeds.
 
-    python benchmarks/accuracy.py --out benchmarks/results/accuracy.json \
+    python -m benchmarks.accuracy --out benchmarks/results/accuracy.json \
         --figure docs/figures/accuracy.png
 """
 

@@ -1,6 +1,6 @@
 """Classification without training on digits: where does the sketch cost accuracy?
 
-    python benchmarks/classification.py
+    python -m benchmarks.classification
 
 A network trained on digits 0 to 4 alone is the fixed source; the target is all ten digits, 1,000
 to fit on and 797 to test. At each layer: exact kernel ridge, the three sketches at two sizes, a
@@ -19,12 +19,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from digits import HERE, NAMES, accuracy, load, network, train, write
 from resemblance import CountSketch, record
 from resemblance.analysis.kernel_classifier import KernelClassifier
 from resemblance.analysis.kernel_ridge import Problem, kernel
 from resemblance.analysis.sample_vectors import Pass, visit
 from resemblance.views.figures import figure
+
+from .digits import HERE, NAMES, accuracy, load, network, train, write
 
 SEEDS = range(5)
 SIZES = (128, 512)

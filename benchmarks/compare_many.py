@@ -4,7 +4,7 @@ The Representations are synthetic (random packed kernels of blocks of 128 sample
 pair, 16 of ten layers for many networks), since the time does not depend on what they hold; all R
 of them are in memory, as they would be in a zoo.
 
-    python benchmarks/compare_many.py --out benchmarks/results/compare_many.json
+    python -m benchmarks.compare_many --out benchmarks/results/compare_many.json
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The Gram kernel on a GPU: how fast it reads, against a product for each block, and how exact.
 
-    python benchmarks/grams_gpu.py [--out FILE]
+    python -m benchmarks.grams_gpu [--out FILE]
 
 Shapes are those of a batch: 8 blocks of 128 for a ResNet-18 at 32, 2 of 128 for a ResNet-50 and a
 ViT-B/16 at 224, 1 of 64 for GPT-2. Speed counts features and gradients once each; the error is the

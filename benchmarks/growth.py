@@ -1,6 +1,6 @@
 """How time and memory grow with samples, width, buckets, layers and networks compared.
 
-    python benchmarks/growth.py [--device cuda] [--out FILE] [--figure FILE]
+    python -m benchmarks.growth [--device cuda] [--out FILE] [--figure FILE]
 
 A chain of layers that are cheap to run is recorded whole, features and gradients, and one quantity
 grows at a time, each point in a process of its own. Times are CPU seconds of one thread (on a GPU,
@@ -122,7 +122,7 @@ def point(device: str, axis: str, value: int) -> dict[str, float]:
     """The same from two processes: one for the time, one for memory."""
 
     def worker(repeats: int, **environment: str) -> dict[str, float]:
-        words = [sys.executable, __file__, "--device", device]
+        words = [sys.executable, "-m", "benchmarks.growth", "--device", device]
         words += ["--worker", axis, str(value), str(repeats)]
         found = subprocess.run(
             words, check=True, capture_output=True, text=True, env={**os.environ, **environment}

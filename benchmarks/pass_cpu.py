@@ -1,7 +1,7 @@
 """What recording costs: the pass with all blocks of a CIFAR ResNet-18 tapped, against the same
 forward and activation-only backward without any recording, on CPU.
 
-    python benchmarks/pass_cpu.py [--samples 512] [--repeats 5] [--threads 2]
+    python -m benchmarks.pass_cpu [--samples 512] [--repeats 5] [--threads 2]
 
 Both run in evaluation mode with parameters frozen, on the same batches of random images; the bare
 pass takes the same first tap as its leaf and the same loss. Times are interleaved in one process,
@@ -29,7 +29,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 import resemblance as rs
-from networks import ResNet18
+
+from .networks import ResNet18
 
 RESULT = Path(__file__).parent / "results" / "pass_cpu.json"
 BATCH = 128
@@ -57,7 +58,7 @@ def recorded(model: ResNet18, images: torch.Tensor) -> rs.Representation:
 
 def peak_memory(what: str, samples: int, threads: int) -> float:
     """Peak resident memory in MB (10^6 bytes) of one way, in a process of its own."""
-    command = [sys.executable, __file__, "--only", what]
+    command = [sys.executable, "-m", "benchmarks.pass_cpu", "--only", what]
     command += ["--samples", str(samples), "--threads", str(threads)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 

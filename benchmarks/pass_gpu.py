@@ -1,6 +1,6 @@
 """The pass on a GPU: `record` against the bare forward and activation-only backward, in one run.
 
-    python benchmarks/pass_gpu.py [--only pass rivals ...] [--networks ...] [--first-code PATH]
+    python -m benchmarks.pass_gpu [--only pass rivals ...] [--networks ...] [--first-code PATH]
 
 The limit of the method is one forward and one backward to the first recorded layer with nothing
 recorded, at the same batch size, on the same data, which lie on the device. Rows per network and
@@ -32,11 +32,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import resemblance as rs
-from networks import ResNet18
 from resemblance._model.call_trace import trace
 from resemblance._model.layer_choice import select
 from resemblance._model.left_as_found import untouched
 from resemblance._model.losses import losses as losses_of
+
+from .networks import ResNet18
 
 PARTS = ("host", "rivals", "pass", "state", "first-code")
 SMALL, LARGE = "resnet18 at 32", "resnet50 at 224"

@@ -8,7 +8,7 @@ the floor. Memory is measured in a run of its own, in which freed memory goes ba
 the peak would show the allocator's habits. Peers are needed for this file only:
 
     pip install pytorch-cka torch-cka cka-pytorch
-    python benchmarks/peers_cpu.py --out benchmarks/results/peers_cpu.json
+    python -m benchmarks.peers_cpu --out benchmarks/results/peers_cpu.json
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def version(package: str | None) -> str | None:
 
 def worker(name: str, **environment: str) -> dict[str, object]:
     """What `measure` found in a process of its own, or why it did not."""
-    command = [sys.executable, __file__, "--worker", name]
+    command = [sys.executable, "-m", "benchmarks.peers_cpu", "--worker", name]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment}

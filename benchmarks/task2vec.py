@@ -1,6 +1,6 @@
 """Task2Vec: how much faster than one backward a sample, and is Monte Carlo precise enough?
 
-    python benchmarks/task2vec.py
+    python -m benchmarks.task2vec
 
 Speed is `task2vec` against a loop of single backward passes that squares each gradient, for one
 label drawn a sample and for the expectation over all classes, interleaved, on one thread. Precision
@@ -21,8 +21,9 @@ import torch
 from scipy.stats import kendalltau
 from torch import Tensor, nn
 
-from digits import load, network, train, write
 from resemblance.analysis.task_embedding import TaskEmbedding, task2vec
+
+from .digits import load, network, train, write
 
 TASKS: dict[str, dict[int, int]] = {
     "0-4": {d: d for d in range(5)},

@@ -1,6 +1,6 @@
 """Which source network for a new, small data set? Scores against the accuracy of fine-tuning.
 
-    python benchmarks/transfer.py
+    python -m benchmarks.transfer
 
 Sources are small networks trained on tasks cut from one half of the digits: other labels, other
 seeds, shorter training, random labels, none at all. Targets are small labelled tasks from the
@@ -27,12 +27,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from digits import HERE, NAMES, accuracy, load, network, train, write
 from resemblance import record
 from resemblance.analysis.leave_one_out import leave_one_out
 from resemblance.analysis.mean_embedding import adaptation
 from resemblance.analysis.sample_vectors import Pass, visit
 from resemblance.errors import ResemblanceWarning
+
+from .digits import HERE, NAMES, accuracy, load, network, train, write
 
 LAST, MIDDLE = "10", "6"
 

@@ -1,6 +1,6 @@
 """The numbers of README.md that are counts or pickings from results/*.json, printed anew.
 
-python reproduction/claims.py [RESULTS_DIR]
+python -m reproduction.claims [RESULTS_DIR]
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 import resemblance as rs
-from scale import DATA
+
+from .scale import DATA
 
 RESULTS = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results"
 OWN, PROBE = "own data, Algorithm 1", "probe, blocks"

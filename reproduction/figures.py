@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from scale import DATA, TITLES
+from .scale import DATA, TITLES
 
 PAIRS = {
     "cifar10-cifar10": ("CIFAR-10, CIFAR-10", "tab:blue", "-"),

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scale import DATA, Scale
+from .scale import DATA, Scale
 
 
 @dataclass(frozen=True)

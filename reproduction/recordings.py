@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 import resemblance as rs
-from images import Images, inputs, noise, probe
 from resemblance.errors import TargetError
-from scale import Scale
-from zoo import Zoo
+
+from .images import Images, inputs, noise, probe
+from .scale import Scale
+from .zoo import Zoo
 
 Wanted = tuple[str, str, str]  # network, data, variant
 

@@ -1,8 +1,8 @@
 """The paper's experiments from data to figures.
 
-    python reproduction/run.py --data-dir DIR                the full run; it wants a GPU
-    python reproduction/run.py --quick                       the same chain on digits, in minutes
-    python reproduction/run.py --data-dir DIR train pairs    some steps alone
+    python -m reproduction.run --data-dir DIR                the full run; it wants a GPU
+    python -m reproduction.run --quick                       the same chain on digits, in minutes
+    python -m reproduction.run --data-dir DIR train pairs    some steps alone
 
 DIR holds cifar10.npz, cifar100.npz and svhn.npz (xtr, ytr, xte, yte); what is missing is fetched
 through torchvision. Networks, recordings and results that are there already are not made again:
@@ -14,20 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import sys
 import time
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+import torch
 
-import torch  # noqa: E402
+import resemblance as rs
 
-import resemblance as rs  # noqa: E402
-from images import load  # noqa: E402
-from questions import (  # noqa: E402
+from .images import load
+from .questions import (
     exact,
     fidelity,
     identification,
@@ -40,11 +37,12 @@ from questions import (  # noqa: E402
     rivals,
     summaries,
 )  # fmt: skip
-from questions.lab import Lab  # noqa: E402
-from recordings import Recordings  # noqa: E402
-from scale import ARCHITECTURES, FULL, QUICK  # noqa: E402
-from zoo import Zoo  # noqa: E402
+from .questions.lab import Lab
+from .recordings import Recordings
+from .scale import ARCHITECTURES, FULL, QUICK
+from .zoo import Zoo
 
+HERE = Path(__file__).resolve().parent
 QUESTIONS = {
     "pairs": pairs.run, "identification": identification.run, "rivals": rivals.run,
     "maps": maps.run, "norms": norms.run, "ridge": ridge.run, "options": options.run,
@@ -84,7 +82,7 @@ def main() -> None:
 
 def _take(step: str, lab: Lab, out: Path) -> None:
     if step == "figures":
-        import figures
+        from . import figures
 
         return figures.draw(out)
     if step in ("train", "copies", "deep"):

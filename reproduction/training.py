@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from images import inputs
-from nets import ResNet
+from .images import inputs
+from .nets import ResNet
 
 DECAY, TEMPERATURE = 5e-4, 4.0
 _compiled: dict[str, tuple[ResNet, Callable[[Tensor], Tensor]]] = {}

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from images import Images
-from nets import ResNet
-from scale import ARCHITECTURES, DATA, Scale
-from training import accuracy, pruned, rounded, train
+from .images import Images
+from .nets import ResNet
+from .scale import ARCHITECTURES, DATA, Scale
+from .training import accuracy, pruned, rounded, train
 
 PRUNED = (20, 35, 50, 65, 80)  # % of the weights
 BITS = (8, 4, 3)

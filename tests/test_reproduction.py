@@ -12,17 +12,15 @@ import pytest
 import torch
 
 import resemblance as rs
+from reproduction import images
+from reproduction.nets import ResNet
+from reproduction.questions import exact, fidelity, identification, pairs
+from reproduction.scale import QUICK
+from reproduction.scoring import Job, Plan, _score, auc
+from reproduction.training import predictions, pruned, rounded, train
 
-HERE = Path(__file__).parent.parent / "reproduction"
-sys.path.insert(0, str(HERE))
-
-import images  # noqa: E402
-from nets import ResNet  # noqa: E402
-from questions import exact, fidelity, identification, pairs  # noqa: E402
-from scale import QUICK  # noqa: E402
-from scoring import Job, Plan, _score, auc  # noqa: E402
-from training import predictions, pruned, rounded, train  # noqa: E402
-
+ROOT = Path(__file__).parent.parent
+HERE = ROOT / "reproduction"
 RESULTS = (
     "networks", "pairs", "identification", "rivals", "maps", "norms", "ridge", "options", "exact",
     "fidelity", "summaries",
@@ -41,9 +39,9 @@ def pixels(count: int) -> torch.Tensor:
 
 def run(folder: Path, *steps: str) -> str:
     """What the quick chain prints; results lie in folder/out."""
-    command = [sys.executable, HERE / "run.py", "--quick", "--device", "cpu", *steps]
+    command = [sys.executable, "-m", "reproduction.run", "--quick", "--device", "cpu", *steps]
     command += ["--work-dir", folder / "work", "--out-dir", folder / "out"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -239,8 +237,9 @@ def test_the_kept_results_are_whole_and_of_the_full_run():
 
 def test_the_counts_of_the_readme_come_from_the_kept_results():
     done = subprocess.run(
-        [sys.executable, HERE / "claims.py"], capture_output=True, text=True, timeout=300
-    )
+        [sys.executable, "-m", "reproduction.claims"],
+        capture_output=True, text=True, timeout=300, cwd=ROOT,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     readme = (HERE / "README.md").read_text()
     assert "| product | 6/10 | 9/10 | 0/10 | 0.846 |" in readme

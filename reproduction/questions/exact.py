@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 import resemblance as rs
-from nets import ResNet
-from questions.lab import KERNELS, Lab
-from scoring import Job, Plan, Scores, score
+
+from ..nets import ResNet
+from ..scoring import Job, Plan, Scores, score
+from .lab import KERNELS, Lab
 
 SEEDS = 2
 Kernels = dict[str, list[Tensor]]  # features, gradients: (N, N) a layer

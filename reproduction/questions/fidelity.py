@@ -16,9 +16,9 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from questions.lab import Lab
-from scoring import Plan, auc, same_layers
-from training import predictions
+from ..scoring import Plan, auc, same_layers
+from ..training import predictions
+from .lab import Lab
 
 HOME = "cifar10"
 KERNELS = {

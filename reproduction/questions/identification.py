@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from questions.lab import Lab
-from scale import DATA
-from scoring import Job, Plan, score
+from ..scale import DATA
+from ..scoring import Job, Plan, score
+from .lab import Lab
 
 MANY = {
     "features, centred": Plan("features", "cka", True, "blocks"),

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 import resemblance as rs
-from images import Images
-from recordings import Recordings
-from scale import DATA, Scale
-from scoring import Job, Plan, score
-from zoo import Zoo
+
+from ..images import Images
+from ..recordings import Recordings
+from ..scale import DATA, Scale
+from ..scoring import Job, Plan, score
+from ..zoo import Zoo
 
 KERNELS = ("features", "gradients", "product")
 OTHERS = ("sum", "elementwise", "transport")

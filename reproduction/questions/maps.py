@@ -9,9 +9,9 @@ from __future__ import annotations
 from itertools import combinations_with_replacement
 from typing import Any
 
-from questions.lab import KERNELS, Lab
-from scale import ARCHITECTURES, DATA
-from scoring import Job, Plan, score
+from ..scale import ARCHITECTURES, DATA
+from ..scoring import Job, Plan, score
+from .lab import KERNELS, Lab
 
 SETTINGS = {"probe, blocks": "blocks", "own data, Algorithm 1": "paper"}
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 import resemblance as rs
-from questions.lab import Lab
 from resemblance.errors import ResemblanceWarning
-from scale import ARCHITECTURES, DATA
+
+from ..scale import ARCHITECTURES, DATA
+from .lab import Lab
 
 COLUMNS = (
     "mean_embedding", "norm_frobenius", "norm_trace", "ratio_frobenius", "ratio_trace",

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from questions.lab import KERNELS, Lab, Pairs
-from questions.pairs import judged
-from scoring import Plan
+from ..scoring import Plan
+from .lab import KERNELS, Lab, Pairs
+from .pairs import judged
 
 OWN = (
     "sketch", "few buckets", "four buckets a sample", "beta 0", "beta 0.25", "beta 0.75",

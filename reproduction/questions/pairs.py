@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from questions.lab import KERNELS, OTHERS, Lab, Pairs
-from scale import DATA
-from scoring import Plan, auc, summary
+from ..scale import DATA
+from ..scoring import Plan, auc, summary
+from .lab import KERNELS, OTHERS, Lab, Pairs
 
 SAME = [f"{d}-{d}" for d in DATA]
 NEAR, FAR, FARTHEST = "cifar10-cifar100", "cifar10-svhn", "cifar100-svhn"

@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import resemblance as rs
-from questions.lab import Lab
-from questions.ridge import converged, one_epoch
 from resemblance.analysis.leave_one_out import leave_one_out
-from scale import DATA
+
+from ..scale import DATA
+from .lab import Lab
+from .ridge import converged, one_epoch
 
 SIDE = 128
 DECAY, RATE = 1e-3, 1e-2  # of the linear probe, as chosen for the ResNets in `ridge`

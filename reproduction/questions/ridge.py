@@ -19,9 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import resemblance as rs
-from images import inputs
-from nets import ResNet
-from questions.lab import KERNELS, Lab
+
+from ..images import inputs
+from ..nets import ResNet
+from .lab import KERNELS, Lab
 
 TASKS = (("cifar100", "cifar10"), ("cifar100", "svhn"), ("cifar10", "cifar100"))
 RATES = (1e-3, 1e-2, 1e-1)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 import resemblance as rs
-from questions.lab import Lab
-from scoring import auc, summary
+
+from ..scoring import auc, summary
+from .lab import Lab
 
 DRAWS = 2  # labels a sample for Task2Vec: its error is far below the spread over networks
 

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from questions.lab import Lab
-from scale import ARCHITECTURES
+from ..scale import ARCHITECTURES
+from .lab import Lab
 
 
 def run(lab: Lab, folder: Path) -> dict[str, Any]:
