@@ -21,12 +21,18 @@ def found() -> dict[str, float]:
     spec = importlib.util.spec_from_file_location("freeze", GOLDEN / "freeze.py")
     freeze = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(freeze)
-    return freeze.differences(dict(np.load(GOLDEN / "values.npz")), freeze.values())
+    frozen = dict(np.load(GOLDEN / "values.npz"))
+    if not freeze.PUBLISHED.exists():
+        kept = [key for key in frozen if not key.startswith(freeze.FROM_PUBLISHED)]
+        frozen = {key: frozen[key] for key in kept}
+    return freeze.differences(frozen, freeze.values())
 
 
 @pytest.mark.parametrize("kind", LIMITS)
 def test_numbers_stay_as_they_were(found, kind):
     of_kind = {key: value for key, value in found.items() if key.startswith(f"{kind}.")}
+    if kind == "many" and not of_kind:
+        pytest.skip("the published recordings, reproduction/results, are not here")
     assert len(of_kind) > 50
     assert {key: value for key, value in of_kind.items() if value > LIMITS[kind]} == {}
 

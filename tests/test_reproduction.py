@@ -12,6 +12,9 @@ import pytest
 import torch
 
 import resemblance as rs
+
+pytest.importorskip("reproduction", reason="the reproduction is not in a source package")
+
 from reproduction import images
 from reproduction.nets import ResNet
 from reproduction.questions import exact, fidelity, identification, pairs
@@ -25,6 +28,9 @@ RESULTS = (
     "networks", "pairs", "identification", "rivals", "maps", "norms", "ridge", "options", "exact",
     "fidelity", "summaries",
 )  # fmt: skip
+needs_results = pytest.mark.skipif(
+    not (HERE / "results").exists(), reason="the kept results are not here"
+)
 
 
 def net(seed: int = 0, architecture: str = "resnet18") -> ResNet:
@@ -46,6 +52,7 @@ def run(folder: Path, *steps: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_quick_chain_runs_from_data_to_figures(tmp_path):
     """In one test, as it takes minutes: pytest's workers would each run it."""
     run(tmp_path)
@@ -85,6 +92,7 @@ def test_the_quick_chain_runs_from_data_to_figures(tmp_path):
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.rsm")}
 
 
+@pytest.mark.slow
 def test_files_of_larger_images_with_more_classes_than_labels(tmp_path):
     draw = np.random.default_rng(0)
     for name, classes in (("cifar10", 10), ("cifar100", 100), ("svhn", 10)):
@@ -220,6 +228,7 @@ def test_distance_of_outputs_is_zero_for_equal_and_one_for_disjoint():
     assert fidelity._jensen_shannon(p, q).tolist() == pytest.approx([1.0, 0.0])
 
 
+@needs_results
 def test_the_kept_results_are_whole_and_of_the_full_run():
     kept = HERE / "results"
     for name in (*RESULTS, "pretrained"):
@@ -235,6 +244,7 @@ def test_the_kept_results_are_whole_and_of_the_full_run():
         assert rep.data["fingerprint"] == first.data["fingerprint"]
 
 
+@needs_results
 def test_the_counts_of_the_readme_come_from_the_kept_results():
     done = subprocess.run(
         [sys.executable, "-m", "reproduction.claims"],
