@@ -3,13 +3,25 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo test quick coverage docs check format hooks package clean
 
 demo: $(VENV)/demo
 	$(BIN)/resemblance demo
 
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
 test: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	$(PYTEST) -n 2
+
+# All but the tests that take more than about ten seconds each.
+quick: $(VENV)/ready
+	$(PYTEST) -n 2 -m "not slow"
+
+coverage: $(VENV)/ready
+	$(PYTEST) -n 2 --cov=resemblance --cov-report=term-missing:skip-covered
+
+docs: $(VENV)/ready
+	$(PYTEST) tests/test_docs.py
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -19,6 +31,16 @@ check: $(VENV)/ready
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Lint, format and types before every commit.
+hooks: $(VENV)/ready
+	$(BIN)/pre-commit install
+
+# The wheel and the sdist, in dist/, once what they hold and weigh has been checked.
+package: $(VENV)/ready
+	$(PYTEST) tests/test_package.py
+	rm -rf dist
+	$(BIN)/python -m hatchling build
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -34,4 +56,4 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@ $(VENV)/demo
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis resemblance-demo
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage resemblance-demo

@@ -12,6 +12,8 @@ import pytest
 import resemblance as rs
 from resemblance.demo import story as demo
 
+pytestmark = pytest.mark.slow  # they share one demo, which takes half a minute
+
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
