@@ -57,7 +57,7 @@ def converged_probe(x: Tensor, y: Tensor, new: Tensor, true: Tensor) -> float:
 def product_as_printed(model: nn.Module, layer: str, fit: Any, test: Any, size: int) -> float:
     """Algorithm 1 with signed targets for the product kernel; the best α on the test set itself."""
     rep = record(model, fit[0], layers=layer, buckets=size, keep_sums=True)
-    items = {kind: rep[0].tensors[f"{kind}.sums"] for kind in ("features", "gradients")}
+    items = {kind: rep[0].recorded(kind).sums.buckets for kind in ("features", "gradients")}
     h, s = CountSketch(size).assign(np.arange(len(fit[1])))
     targets = torch.zeros(size, 10, dtype=torch.float64)
     targets.index_put_((h[:, 0], fit[1]), s[:, 0].double(), accumulate=True)

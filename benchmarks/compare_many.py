@@ -15,13 +15,16 @@ import os
 import platform
 import resource
 import time
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
 import resemblance as rs
-from resemblance.representation.representation import Layer, Representation, Settings
+from resemblance.representation.layer import Blocks, Layer, Products, Recorded
+from resemblance.representation.provenance import DataInfo, Made, ModelInfo
+from resemblance.representation.representation import Representation
+from resemblance.representation.settings import Settings
 
 LAYERS, BLOCKS, BLOCK = 10, 16, 128
 PAIR_BLOCKS = 64
@@ -45,9 +48,9 @@ def template(kinds: tuple[str, ...], blocks: int) -> Representation:
         layers=(),
         settings=settings,
         samples=blocks * BLOCK,
-        model=MappingProxyType({"name": "random"}),
-        data=MappingProxyType({"fingerprint": "0", "shards": [[0, 1]]}),
-        made=MappingProxyType({}),
+        model=ModelInfo("random", fingerprint=None, parameters=None),
+        data=DataInfo("random", blocks * BLOCK, "seeded", ((0, 1),), fingerprint="0"),
+        made=Made.now(dtype="float32"),
         block_sizes=(BLOCK,) * blocks,
         block_numbers=tuple(range(blocks)),
     )
@@ -65,25 +68,22 @@ def synthetic(
     for i in range(count):
         layers = []
         for at in range(depth):
-            tensors, moments = {}, {}
+            recorded = {}
             for kind in kinds:
                 own = torch.randint(-4000, 4000, (blocks, size), generator=generator).short()
-                tensors[f"{kind}.blocks.triangle"] = own.add_(common)
-                tensors[f"{kind}.blocks.diagonal"] = torch.ones(blocks, BLOCK)
-                moments[f"trace_{kind}"] = float(blocks * BLOCK)
+                packed = Blocks(own.add_(common), torch.ones(blocks, BLOCK))
+                recorded[kind] = Recorded(float(blocks * BLOCK), packed)
             layers.append(
                 Layer(
                     name=f"layer{at}",
                     shape=(64,),
                     dim=64,
                     folded=False,
-                    moments=MappingProxyType(moments),
-                    tensors=MappingProxyType(tensors),
+                    products=Products(1.0, 1.0, 1.0, 1.0) if "gradients" in kinds else None,
+                    **recorded,
                 )
             )
-        model = MappingProxyType({"name": f"net{i}"})
-        fields = {**vars(whole), "layers": tuple(layers), "model": model}
-        out.append(Representation(**fields))
+        out.append(replace(whole, layers=tuple(layers)).renamed(f"net{i}"))
     return out
 
 

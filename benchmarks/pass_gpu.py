@@ -35,7 +35,7 @@ import resemblance as rs
 from resemblance._model.call_trace import trace
 from resemblance._model.layer_choice import select
 from resemblance._model.left_as_found import untouched
-from resemblance._model.losses import losses as losses_of
+from resemblance._model.losses import Objective
 
 from .networks import ResNet18
 
@@ -106,7 +106,7 @@ def split(data: Any, batch_size: int) -> Iterator[Any]:
 
 def bare(model: nn.Module, data: Any, batch_size: int, *, backward: bool) -> None:
     """Forward, and backward to the first layer that `record` would tap; nothing else."""
-    loss_of = losses_of("tempered", 0.5, None)
+    objective = Objective("tempered", 0.5)
 
     def run(batch: Any) -> Any:
         return model(**batch) if isinstance(batch, dict) else model(batch)
@@ -117,7 +117,8 @@ def bare(model: nn.Module, data: Any, batch_size: int, *, backward: bool) -> Non
                 for batch in split(data, batch_size):
                     run(batch)
             return
-        first = select(model, "auto", trace(model, lambda: run(take(data, slice(2)))))[0]
+        calls, _ = trace(model, lambda: run(take(data, slice(2))))
+        first = select(model, "auto", calls)[0]
         leaves: list[Tensor] = []
 
         def begin(_: nn.Module, __: Any, output: Tensor) -> Tensor:
@@ -128,7 +129,7 @@ def bare(model: nn.Module, data: Any, batch_size: int, *, backward: bool) -> Non
         try:
             for batch in split(data, batch_size):
                 leaves.clear()
-                torch.autograd.grad(loss_of(run(batch), batch).sum(), leaves)
+                torch.autograd.grad(objective.losses(run(batch), batch).sum(), leaves)
         finally:
             handle.remove()
 
@@ -273,7 +274,8 @@ def rivals(name: str, options: argparse.Namespace) -> dict[str, Any]:
     nets = [made(name, seed) for seed in (0, 1)]
     batch_size, block, count, _ = networks()[name][2]
     data = networks()[name][1](options.samples or count)
-    taps = select(nets[0], "auto", trace(nets[0], lambda: nets[0](data[:2])))
+    calls, _ = trace(nets[0], lambda: nets[0](data[:2]))
+    taps = select(nets[0], "auto", calls)
     layers = [tap.module for tap in taps]
 
     def peer(size: int, layout: torch.memory_format) -> Callable[[Tensor], Any]:

@@ -88,7 +88,7 @@ def _row(files: Files, layer: int | None) -> rs.Representation:
     first, layers = rs.load(files[0]), []
     for i, path in enumerate(files):
         rep = rs.load(path)
-        if rep.data["fingerprint"] != first.data["fingerprint"]:
+        if rep.data.fingerprint != first.data.fingerprint:
             raise ValueError(f"{path.name} was recorded on other samples than {files[0].name}")
         chosen = rep.layers if layer is None else rep.layers[layer : layer + 1]
         layers += [replace(one, name=f"{i} {one.name}") for one in chosen]

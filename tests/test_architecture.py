@@ -125,6 +125,12 @@ def test_a_module_opens_with_a_paragraph(path):
     assert (ast.get_docstring(ast.parse(text)) or "").strip(), path
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_has_a_test_file_in_the_same_place(module):
+    *room, name = (part.removeprefix("_") for part in module.split("."))
+    assert TESTS.joinpath(*room, f"test_{name}.py").exists()
+
+
 def test_public_names_exist_and_are_documented():
     assert len(set(resemblance.__all__)) == len(resemblance.__all__)
     for name in resemblance.__all__:

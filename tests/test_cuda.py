@@ -8,6 +8,7 @@ from torch import nn
 
 import networks
 import resemblance as rs
+import stored
 from resemblance._ops import gram_matrices as grams
 from resemblance.errors import DataError
 
@@ -28,7 +29,7 @@ def differences(a, b):
 
     Gradients may hardly vary around their mean: what centring leaves is then round-off.
     """
-    assert a.data["fingerprint"] == b.data["fingerprint"]
+    assert a.data.fingerprint == b.data.fingerprint
     for one, two in zip(a, b, strict=True):
         for kind in one.kinds:
             blocks, buckets = one.blocks(kind), one.buckets(kind)
@@ -49,7 +50,7 @@ def test_a_gpu_gives_what_the_cpu_gives(case, on_bad):
     cpu = rs.record(model, data, **settings)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         gpu = rs.record(model.cuda(), data, **settings)
-    assert gpu.made["device"] == "cuda:0"
+    assert gpu.made.device == "cuda:0"
     # float32 in both, summed in another order, and stored in steps of 3e-5 of √(K_ii K_jj)
     assert max(differences(cpu, gpu)) < 3e-4
 
@@ -96,11 +97,7 @@ def test_deterministic_runs_agree_bit_for_bit(cast):
             rs.record(model, data, deterministic=True, elementwise=True, max_dim=1024)
             for _ in range(2)
         )
-    for a, b in zip(one, two, strict=True):
-        assert a.moments == b.moments
-        assert a.tensors.keys() == b.tensors.keys()
-        for key in a.tensors:
-            assert torch.equal(a.tensors[key], b.tensors[key]), (a.name, key)
+    stored.assert_same(one, two)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +193,7 @@ def test_blocks_alone_on_a_gpu(gradients, dtype):
     gpu = rs.record(model.cuda(), data, batch_size=64, **options)
     close = 1e-5 if dtype == torch.float32 else 0.02
     for one, two in zip(cpu, gpu, strict=True):
-        assert dict(two.moments) == pytest.approx(dict(one.moments), rel=close)
+        assert stored.moments(two) == pytest.approx(stored.moments(one), rel=close)
         for kind in one.kinds:
             off = (one.blocks(kind) - two.blocks(kind)).norm() / one.blocks(kind).norm()
             assert float(off) < max(close, 3e-4)
@@ -209,3 +206,15 @@ def test_a_gpu_names_the_sample_that_is_not_finite(where):
     data[where, 3] = torch.nan
     with pytest.raises(DataError, match=rf"features of layer 'act1' at sample {where};"):
         rs.record(networks.seeded(networks.MLP).cuda(), data, layers=["act1"], batch_size=16)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("on_bad", ["raise", "skip"])
+def test_batches_below_a_block_on_a_gpu(gradients, on_bad):
+    model, data = networks.seeded(networks.MLP).cuda(), CASES["mlp"][2]
+    options = {"block": 16, "gradients": gradients, "on_bad": on_bad}
+    whole = rs.record(model, data, **options)
+    for batch_size in (1, 3, 8):
+        parted = rs.record(model, data, batch_size=batch_size, **options)
+        assert parted.block_sizes == whole.block_sizes
+        assert max(differences(whole, parted)) < 3e-4

@@ -178,7 +178,7 @@ def test_whole_kernels_are_those_that_blocks_hold():
     for i, layer in enumerate(rep):
         for kind in ("features", "gradients"):
             trace = float(whole[kind][i].trace())
-            assert layer.moments[f"trace_{kind}"] == pytest.approx(trace, rel=1e-4)
+            assert layer.recorded(kind).trace == pytest.approx(trace, rel=1e-4)
     assert sum(sizes) == 32
     twin = exact.whole_kernels(net(1), x)
     k, m = whole["features"][4].double(), twin["features"][4].double()
@@ -241,7 +241,7 @@ def test_the_kept_results_are_whole_and_of_the_full_run():
     for path in files:  # all on the same images, so that any two can be compared
         rep = rs.load(path)
         assert rep.name.replace("/", "_") == path.stem
-        assert rep.data["fingerprint"] == first.data["fingerprint"]
+        assert rep.data.fingerprint == first.data.fingerprint
 
 
 @needs_results

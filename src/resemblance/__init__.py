@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOME = {  # public name -> the module that defines it
     "Comparison": "similarity.comparison",
@@ -21,11 +21,11 @@ _HOME = {  # public name -> the module that defines it
     "compare": "similarity.two_networks",
     "compare_all": "similarity.many_networks",
     "fisher_rao": "analysis.fisher_rao_norm",
-    "load": "representation.representation",
-    "merge": "representation.representation",
+    "load": "representation.file_format",
+    "merge": "representation.merging",
     "nbs": "similarity.indices",
     "record": "recording.from_model",
-    "record_arrays": "recording.from_model",
+    "record_arrays": "recording.from_arrays",
     "report": "views.report_page",
     "task2vec": "analysis.task_embedding",
 }
@@ -33,19 +33,23 @@ _HOME = {  # public name -> the module that defines it
 __all__ = [*_HOME]
 
 if TYPE_CHECKING:
-    from ._ops.count_sketch import CountSketch
-    from .analysis.fisher_rao_norm import fisher_rao
-    from .analysis.kernel_classifier import KernelClassifier
-    from .analysis.mean_embedding import adaptation
-    from .analysis.task_embedding import task2vec
-    from .errors import ResemblanceError
-    from .recording.from_model import record, record_arrays
-    from .representation.representation import Representation, load, merge
-    from .similarity.comparison import Comparison
-    from .similarity.indices import cka, nbs
-    from .similarity.many_networks import compare_all
-    from .similarity.two_networks import compare
-    from .views.report_page import report
+    from ._ops.count_sketch import CountSketch as CountSketch
+    from .analysis.fisher_rao_norm import fisher_rao as fisher_rao
+    from .analysis.kernel_classifier import KernelClassifier as KernelClassifier
+    from .analysis.mean_embedding import adaptation as adaptation
+    from .analysis.task_embedding import task2vec as task2vec
+    from .errors import ResemblanceError as ResemblanceError
+    from .recording.from_arrays import record_arrays as record_arrays
+    from .recording.from_model import record as record
+    from .representation.file_format import load as load
+    from .representation.merging import merge as merge
+    from .representation.representation import Representation as Representation
+    from .similarity.comparison import Comparison as Comparison
+    from .similarity.indices import cka as cka
+    from .similarity.indices import nbs as nbs
+    from .similarity.many_networks import compare_all as compare_all
+    from .similarity.two_networks import compare as compare
+    from .views.report_page import report as report
 
 
 def __getattr__(name: str) -> Any:

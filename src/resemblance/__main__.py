@@ -1,5 +1,5 @@
 """`python -m resemblance` is the command `resemblance`."""
 
-from .cli.commands import main
+from .cli.main import main
 
 main()

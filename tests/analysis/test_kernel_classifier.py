@@ -1,4 +1,4 @@
-"""KernelClassifier against float64 kernel ridge: exact, sketched three ways, and every refusal."""
+"""KernelClassifier against float64 kernel ridge: exact, sketched, and every refusal."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,6 @@ from torch import nn
 import reference_analysis as reference
 from resemblance import CountSketch, record
 from resemblance.analysis.kernel_classifier import KernelClassifier
-from resemblance.analysis.leave_one_out import leave_one_out
 from resemblance.analysis.sample_vectors import Pass, visit
 from resemblance.errors import (
     DataError,
@@ -69,35 +68,36 @@ def test_exact_fit_is_kernel_ridge_and_its_score_is_leave_one_out(task, name):
     assert fitted.loo_score_ == pytest.approx((left_out.argmax(1) == t.argmax(1)).mean())
 
 
-@pytest.mark.parametrize(
-    ("name", "sketch"),  # a sum of products over a class is a d × d matrix, and refused
-    [(k, s) for k in KERNELS for s in ("both", "data", "labels") if (k, s) != ("product", "data")],
-)
-def test_sketched_fits_are_their_formulas_with_a_dense_sketch(task, name, sketch):
+@pytest.mark.parametrize("name", KERNELS)
+def test_sketched_fits_are_their_formulas_with_a_dense_sketch(task, name):
     net, x, y, new, _ = task
     a, b = vectors(net, x), vectors(net, new)
     t = reference.one_hot(y.numpy())
     s = CountSketch(32, seed=3).matrix(np.arange(N)).double().numpy()
     bucket = {kind: s @ rows for kind, rows in a.items()}
-    k, alpha = kernel(name, a, a), 0.4
-    if sketch == "labels":
-        expected = reference.ridge(k, s.T @ s @ t, alpha, kernel(name, b, a))
-    elif sketch == "both":
-        signs = s**2 if name == "product" else s  # a product of two signed sums has no sign left
-        expected = reference.ridge(
-            kernel(name, bucket, bucket), signs @ t, alpha, kernel(name, b, bucket)
-        )
-    else:
-        f, tilde = a[name], bucket[name]
-        w = np.linalg.solve(tilde.T @ tilde + alpha * np.eye(f.shape[1]), f.T @ t)
-        expected = b[name] @ w
+    signs = s**2 if name == "product" else s  # a product of two signed sums has no sign left
+    expected = reference.ridge(
+        kernel(name, bucket, bucket), signs @ t, 0.4, kernel(name, b, bucket)
+    )
     fitted = KernelClassifier(
-        net, layer="1", kernel=name, alpha=alpha, sketch=sketch, buckets=32, seed=3
+        net, layer="1", kernel=name, alpha=0.4, sketch="both", buckets=32, seed=3
     ).fit(x, y)
     np.testing.assert_allclose(fitted.decision_function(new), expected, atol=2e-5)
-    assert fitted.sketch_ == sketch
+    assert fitted.sketch_ == "both"
     assert 0 <= fitted.cv_score_ <= 1
     assert fitted.loo_score_ is None
+
+
+@pytest.mark.parametrize("sketch", ["data", "labels"])
+def test_sketches_of_one_side_are_deprecated_for_both_sides(task, sketch):
+    net, x, y, new, _ = task
+    options = {"layer": "1", "alpha": 0.4, "buckets": 32}
+    both = KernelClassifier(net, sketch="both", **options).fit(x, y)
+    with pytest.warns(DeprecationWarning, match=f"sketch='{sketch}'.*use sketch='both'") as caught:
+        old = KernelClassifier(net, sketch=sketch, **options).fit(x, y)
+    assert caught[0].filename == __file__
+    assert old.sketch_ == "both"
+    assert (old.decision_function(new) == both.decision_function(new)).all()
 
 
 def test_cross_validation_takes_a_fold_off_the_sums_exactly(task):
@@ -176,17 +176,6 @@ def test_predictions_come_in_the_order_of_the_data_whatever_its_form(task):
     labelled = KernelClassifier(net).fit(torch.utils.data.TensorDataset(x, y))
     assert labelled.score((new, true)) == labelled.score(new, true) > 0.6
     assert labelled.alpha_ > 0
-
-
-def test_leave_one_out_of_every_layer_is_that_of_a_classifier_on_it(task):
-    net, x, y, _, _ = task
-    found = leave_one_out(net, x, y, layers=["0", "1"])
-    for layer in ("0", "1"):
-        alone = KernelClassifier(net, layer=layer).fit(x, y)
-        assert found.accuracies[layer] == pytest.approx(alone.loo_score_)
-        assert found.alphas[layer] == pytest.approx(alone.alpha_)
-    with pytest.raises(DataError, match="kernel must be"):
-        leave_one_out(net, x, y, kernel="sum")
 
 
 def test_scikit_learn_can_clone_validate_and_search(task):
@@ -276,7 +265,6 @@ def test_bad_labels_are_refused(task):
         ({"alpha": float("nan")}, "alpha must be a positive"),
         ({"kernel": "sum"}, "kernel must be one of"),
         ({"sketch": "all"}, "sketch must be one of"),
-        ({"sketch": "data", "kernel": "product"}, "d × d matrix"),
     ],
 )
 def test_bad_parameters_are_refused(task, options, message):
@@ -323,21 +311,6 @@ def test_bad_representations_are_refused(task):
     skipped = record(net, broken, keep_sums=True, on_bad="skip")
     with pytest.raises(MismatchError, match="1 samples were skipped"):
         classifier.fit_representation(skipped, y)
-
-
-def test_reservoir_holds_any_sample_with_equal_chance():
-    from resemblance.analysis.gathered_samples import Gathered
-
-    early = []
-    for seed in range(20):
-        gathered = Gathered(CountSketch(4, seed), "both", 0)
-        for start in range(0, 3000, 500):
-            rows = {"features": torch.zeros(500, 1)}
-            gathered.add(np.arange(start, start + 500), np.zeros(500), rows)
-        held = gathered.held()
-        assert len(held) == 1000
-        early.append((held < 1500).mean())
-    assert np.mean(early) == pytest.approx(0.5, abs=0.02)  # four standard errors of 20,000 draws
 
 
 def test_a_channels_last_recording_fits_as_a_pass_does():

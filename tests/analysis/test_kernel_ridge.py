@@ -41,19 +41,6 @@ def test_product_kernel_multiplies_the_kinds():
     np.testing.assert_allclose(k @ weights.numpy(), reference.ridge(k, t, 0.5, k), atol=1e-8)
 
 
-def test_hessian_sketch_is_ridge_with_a_sketched_gram_and_exact_class_sums():
-    x, t, new = problem(40, 6)
-    rng = np.random.default_rng(1)
-    s = rng.choice([-1.0, 1.0], (10, 40)) / 10**0.5
-    f = s @ x
-    w = np.linalg.solve(f.T @ f + 0.7 * np.eye(6), x.T @ t)
-    made = Problem.of_classes(
-        {"features": torch.from_numpy(f)}, {"features": torch.from_numpy(t.T @ x)}
-    )
-    got = kernel({"features": torch.from_numpy(new)}, made.items) @ made.weights(0.7)
-    np.testing.assert_allclose(got, new @ w, atol=1e-9)
-
-
 def test_alpha_has_the_least_leave_one_out_error_of_the_grid():
     x, t, _ = problem(30, 5)
     spectrum = Spectrum.of_kernel(torch.from_numpy(x @ x.T))

@@ -40,7 +40,7 @@ def test_vectors_are_those_that_record_sums_whatever_the_batch_size():
     for name in rep.layer_names:
         for kind in both:
             torch.testing.assert_close(found[name, kind], small[name, kind], atol=1e-5, rtol=1e-4)
-            trace = rep[name].moments[f"trace_{kind}"]
+            trace = rep[name].recorded(kind).trace
             assert float((found[name, kind] ** 2).sum()) == pytest.approx(trace, rel=1e-4)
     alone = gathered(model, x, Pass(("features",)))
     torch.testing.assert_close(alone["2", "features"], found["2", "features"])

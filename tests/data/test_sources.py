@@ -48,16 +48,26 @@ class Stream(IterableDataset):
 
 
 def read(source, batch_size=32):
-    """(number, indices, inputs) of every chunk."""
-    out = []
-    for chunks, batch in source.batches(batch_size):
-        inputs = inputs_of(batch)
+    """(number, indices, inputs) of every block, put together from its pieces."""
+    out, waiting = [], []
+    for batch in source.batches(batch_size):
+        inputs = inputs_of(batch.samples)
         inputs = inputs["x"] if isinstance(inputs, dict) else inputs
         if isinstance(inputs, list):
             inputs = torch.stack(inputs, 1)
-        parts = inputs.split([len(chunk.indices) for chunk in chunks])
-        for chunk, part in zip(chunks, parts, strict=True):
-            out.append((chunk.number, chunk.indices.tolist(), part))
+        inputs = torch.as_tensor(inputs)
+        assert len(inputs) == len(batch.indices) <= max(batch_size, 1)
+        parts = inputs.split([len(piece.indices) for piece in batch.pieces])
+        for piece, part in zip(batch.pieces, parts, strict=True):
+            assert piece.starts == (not waiting)
+            waiting.append((piece, part))
+            if piece.ends:
+                pieces, rows = zip(*waiting, strict=True)
+                assert len({piece.block for piece in pieces}) == 1
+                indices = [int(i) for piece in pieces for i in piece.indices]
+                out.append((piece.block, indices, torch.cat(rows)))
+                waiting = []
+    assert not waiting
     return out
 
 
@@ -123,7 +133,7 @@ def test_a_collate_function_that_loses_samples_is_refused():
     sizes=st.tuples(st.integers(1, 200), st.integers(1, 200)),
     seed=st.integers(0, 9),
 )
-def test_chunks_do_not_depend_on_the_batch_size_and_cover_all_samples_once(
+def test_blocks_do_not_depend_on_the_batch_size_and_cover_all_samples_once(
     total, block, sizes, seed
 ):
     x = torch.arange(float(total))
@@ -135,13 +145,13 @@ def test_chunks_do_not_depend_on_the_batch_size_and_cover_all_samples_once(
 
 @settings(max_examples=30, deadline=None)
 @given(total=st.integers(20, 90), shards=st.integers(1, 4), seed=st.integers(0, 9))
-def test_shards_deal_out_the_chunks_of_one_pass(total, shards, seed):
+def test_shards_deal_out_the_blocks_of_one_pass(total, shards, seed):
     x = torch.arange(float(total))
     whole = read(open_source(x, seed=seed, block=5))
     parts = [
-        chunk
+        block
         for i in range(shards)
-        for chunk in read(open_source(x, seed=seed, block=5, shard=(i, shards)))
+        for block in read(open_source(x, seed=seed, block=5, shard=(i, shards)))
     ]
     assert sorted((n, i) for n, i, _ in parts) == [(n, i) for n, i, _ in whole]
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import resemblance as rs
-from resemblance.demo import story as demo
+from resemblance.demo import digit_networks, story
 
 pytestmark = pytest.mark.slow  # they share one demo, which takes half a minute
 
@@ -21,8 +21,8 @@ def told(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
     lines = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "EPOCHS", 6)
-        demo.run(out, say=lines.append)
+        patch.setattr(digit_networks, "EPOCHS", 6)
+        story.run(out, say=lines.append)
     return out, lines
 
 
@@ -56,18 +56,14 @@ def test_the_first_command_of_its_readme_gives_the_same_file(told, tmp_path):
     words[words.index("-o") + 1] = str(tmp_path / "again.rsm")
     subprocess.run([sys.executable, "-m", "resemblance", *words], cwd=out, check=True)
     again, first = rs.load(tmp_path / "again.rsm"), rs.load(out / "twin-1.rsm")
-    assert again.model["fingerprint"] == first.model["fingerprint"]
+    assert again.model.fingerprint == first.model.fingerprint
     assert rs.compare(again, first).scores[0, 0] == pytest.approx(1, abs=1e-6)
 
 
-def test_nothing_global_is_left_changed(told):
+def test_the_number_of_threads_is_left_as_it_was():
     import torch
 
-    from resemblance._data.named_data import digits
-
-    before = torch.get_num_threads(), torch.random.get_rng_state()
-    with demo.one_thread():
+    before = torch.get_num_threads()
+    with story.one_thread():
         assert torch.get_num_threads() == 1
-    demo.train(*(x[:64] for x in digits()), classes=10, seed=0)
-    assert torch.get_num_threads() == before[0]
-    assert torch.equal(torch.random.get_rng_state(), before[1])
+    assert torch.get_num_threads() == before

@@ -1,9 +1,7 @@
-"""Features and gradients at layers, against a reference that cuts the network, and the model left
-as it was."""
+"""Features and gradients at layers, against a reference that cuts the network."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 import numpy as np
@@ -14,12 +12,13 @@ from torch import nn
 import networks
 import reference
 import resemblance as rs
+import stored
 from resemblance._data.batches import size
-from resemblance._model import losses as targets
 from resemblance._model.call_trace import trace
 from resemblance._model.capture import Capture
 from resemblance._model.layer_choice import select
 from resemblance._model.left_as_found import untouched, unwrap
+from resemblance._model.losses import Objective
 from resemblance.errors import LayerError
 
 G = torch.Generator().manual_seed(0)
@@ -38,11 +37,12 @@ def capture(model, batch, layers, *, target="tempered", gradients=True, beta=0.5
     def consume(i, features, grads):
         found[taps[i].name] = (features.clone(), None if grads is None else grads.clone())
 
-    losses = targets.losses(target, beta, None)
+    objective = Objective(target, beta)
+    losses = (lambda outputs: objective.losses(outputs, batch)) if gradients else None
     with untouched(model):
-        taps = select(model, layers, trace(model, run))
-        with Capture(model, taps, consume, gradients=gradients) as captured:
-            captured.run(run, lambda outputs: losses(outputs, batch), size(batch))
+        taps = select(model, layers, trace(model, run)[0])
+        with Capture(model, taps, gradients=gradients) as captured:
+            captured.run(run, losses, size(batch), consume)
     return found
 
 
@@ -362,48 +362,7 @@ def test_any_grad_mode_of_the_caller(mode):
         inside = images.clone()  # an inference tensor in inference mode
         found = rs.record(model, inside)
         assert torch.is_grad_enabled() == (mode is torch.enable_grad)
-    assert_same(found, expected)
-
-
-def assert_same(a, b):
-    """Two Representations equal bit for bit, but for their dates."""
-    assert a.layer_names == b.layer_names
-    assert (a.samples, a.block_sizes) == (b.samples, b.block_sizes)
-    assert a.data["fingerprint"] == b.data["fingerprint"]
-    for one, two in zip(a, b, strict=True):
-        assert dict(one.moments) == dict(two.moments)
-        assert one.tensors.keys() == two.tensors.keys()
-        for key in one.tensors:
-            assert torch.equal(one.tensors[key], two.tensors[key]), (one.name, key)
-
-
-def test_wrapped_models_give_what_the_model_gives():
-    model = networks.seeded(networks.ResNet)
-    images = IMAGES.float().repeat(8, 1, 1, 1)
-    expected = rs.record(model, images)
-    assert_same(rs.record(nn.DataParallel(model), images), expected)
-    assert_same(rs.record(torch.compile(model, backend="eager"), images), expected)
-    inner = copy.deepcopy(model)
-    inner.layer1[0] = torch.compile(inner.layer1[0], backend="eager")
-    compiled = rs.record(inner, images)
-    assert_same(compiled, expected)
-    assert compiled.model["fingerprint"] == expected.model["fingerprint"]
-    in_place = copy.deepcopy(model)
-    in_place.compile(backend="eager")
-    assert_same(rs.record(in_place, images), expected)
-
-
-def test_distributed_data_parallel(tmp_path):
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
-    )
-    try:
-        model = networks.seeded(networks.MLP)
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        vectors = VECTORS.float().repeat(8, 1)
-        assert_same(rs.record(wrapped, vectors), rs.record(model, vectors))
-    finally:
-        torch.distributed.destroy_process_group()
+    stored.assert_same(found, expected)
 
 
 def test_frozen_models():
@@ -460,151 +419,3 @@ def test_small_gradients_survive_float16():
     assert float(exact.abs().median()) < 2e-7
     found = capture(model.half(), vectors.half(), ["act1"])["act1"][1]
     assert float((found - exact).norm() / exact.norm()) < 0.02
-
-
-def test_settings_of_precision_are_in_the_provenance():
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rep = rs.record(networks.MLP().eval(), torch.randn(20, 6))
-    assert rep.made["autocast"] == "bfloat16"
-    assert rep.made["dtype"] == "float32"
-
-
-@pytest.mark.parametrize("gradients", [False, True])
-def test_weights_that_autocast_keeps_are_neither_old_nor_left_behind(gradients):
-    model, x = networks.seeded(networks.MLP), torch.randn(40, 6)
-    options = {"gradients": gradients, "data_id": "x", "progress": False}
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        model(x)
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.mul_(2)
-        found = rs.record(model, x, **options)
-        model(x).sum().backward()
-    assert all(weight.grad is not None for weight in model.parameters())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        again = rs.record(model, x, **options)
-    for one, two in zip(found, again, strict=True):
-        assert all(torch.equal(one.tensors[key], two.tensors[key]) for key in one.tensors)
-
-
-# -- the model is left as it was -------------------------------------------------------------------
-
-
-def snapshot(model):
-    hooks = [
-        (tuple(m._forward_hooks), tuple(m._forward_pre_hooks), tuple(m._backward_hooks))
-        for m in model.modules()
-    ]
-    return {
-        "modes": [m.training for m in model.modules()],
-        "grad flags": [p.requires_grad for p in model.parameters()],
-        "grads": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
-        "values": [v.clone() for v in model.state_dict().values()],
-        "hooks": hooks,
-        "dropout": [m.dropout for m in model.modules() if isinstance(m, nn.RNNBase)],
-        "fast path": torch.backends.mha.get_fastpath_enabled(),
-        "generator": torch.get_rng_state(),
-    }
-
-
-def assert_unchanged(before, after):
-    for key in before:
-        if isinstance(before[key], torch.Tensor):
-            assert torch.equal(before[key], after[key]), key
-            continue
-        if not isinstance(before[key], list):
-            assert before[key] == after[key], key
-            continue
-        for one, two in zip(before[key], after[key], strict=True):
-            same = torch.equal(one, two) if isinstance(one, torch.Tensor) else one == two
-            assert same, key
-
-
-def unusual(kind, /, *args, **kwargs):
-    """A model in a state worth keeping: mixed modes, some frozen, some with grads, a hook."""
-    model = networks.seeded(kind, *args, **kwargs).train()
-    next(iter(model.children())).eval()
-    for i, parameter in enumerate(model.parameters()):
-        parameter.requires_grad_(i % 3 != 0)
-        if i % 2:
-            parameter.grad = torch.ones_like(parameter)
-    list(model.children())[-1].register_forward_hook(lambda *_: None)
-    return model
-
-
-STATES = {
-    "mlp": (networks.MLP, VECTORS.float().repeat(8, 1)),
-    "resnet": (networks.ResNet, IMAGES.float().repeat(8, 1, 1, 1)),
-    "transformer": (networks.Transformer, networks.tokens(40)),
-    "rnn": (networks.Recurrent, IDS.repeat(8, 1)),
-}
-
-
-@pytest.mark.parametrize("case", STATES)
-def test_the_model_comes_back_as_it_was(case):
-    kind, data = STATES[case]
-    model = unusual(kind)
-    before = snapshot(model)
-    rs.record(model, data, pool="mean")
-    assert_unchanged(before, snapshot(model))
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("where", ["data", "forward", "target"])
-def test_the_model_comes_back_as_it_was_after_an_exception(error, where):
-    model = unusual(networks.ResNet)
-    before = snapshot(model)
-    seen = []
-
-    def stop(at):
-        seen.append(at)
-        if at == where and seen.count(at) > 3:
-            raise error("enough")
-
-    def data():
-        for _ in range(6):
-            stop("data")
-            yield IMAGES.float().repeat(2, 1, 1, 1)
-
-    def call(net, batch):
-        stop("forward")
-        return net(batch)
-
-    def target(outputs, batch):
-        stop("target")
-        return outputs.square().sum(1)
-
-    with pytest.raises(error, match="enough"):
-        rs.record(model, data(), call=call, target=target, block=10, batch_size=10)
-    assert_unchanged(before, snapshot(model))
-
-
-def test_parameters_made_in_inference_mode_are_refused():
-    with torch.inference_mode():
-        model = networks.MLP()
-    with pytest.raises(rs.ResemblanceError, match=r"made inside torch.inference_mode"):
-        rs.record(model, torch.zeros(20, 6))
-
-
-def test_an_encoder_that_would_pack_padded_batches_is_run_as_written():
-    """nn.TransformerEncoder turns padded batches into nested tensors in evaluation mode."""
-
-    class Net(nn.Module):
-        def __init__(self, nested):
-            super().__init__()
-            self.embed = nn.Embedding(11, 8)
-            layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
-            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested)
-            self.head = nn.Linear(8, 3)
-
-        def forward(self, input_ids, attention_mask):
-            x = self.embed(input_ids)
-            x = self.encoder(x, src_key_padding_mask=attention_mask == 0)
-            return self.head(x[:, 0])
-
-    nested, plain = (
-        rs.record(networks.seeded(Net, flag), networks.tokens(40), pool="mean")
-        for flag in (True, False)
-    )
-    assert nested.layer_names == ["embed", "encoder.layers.0", "encoder.layers.1", "head:in"]
-    assert_same(nested, plain)

@@ -8,7 +8,7 @@ from torch import nn
 
 import networks
 import resemblance as rs
-from resemblance._model.call_trace import modules_of, trace
+from resemblance._model.call_trace import trace
 from resemblance._model.layer_choice import select
 from resemblance.errors import LayerError
 
@@ -17,7 +17,7 @@ IMAGES = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
 
 def taps(model, inputs, layers="auto"):
     run = (lambda: model(**inputs)) if isinstance(inputs, dict) else (lambda: model(inputs))
-    return [tap.name for tap in select(model, layers, trace(model.eval(), run))]
+    return [tap.name for tap in select(model, layers, trace(model.eval(), run)[0])]
 
 
 # -- auto ---------------------------------------------------------------------------------------
@@ -141,20 +141,3 @@ def test_a_layer_that_never_runs_is_said_to():
 def test_no_layers_is_an_error():
     with pytest.raises(LayerError, match="no layers were asked for"):
         taps(networks.MLP(), torch.zeros(2, 6), [])
-
-
-# -- tracing ------------------------------------------------------------------------------------
-
-
-def test_tracing_removes_its_hooks_also_when_the_model_fails():
-    net = networks.MLP()
-    with pytest.raises(RuntimeError):
-        trace(net, lambda: net(torch.zeros(2, 5)))
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
-
-
-def test_compiled_modules_keep_their_names():
-    net = networks.seeded(networks.ResNet)
-    names = list(modules_of(net))
-    net.layer1[0] = torch.compile(net.layer1[0], backend="eager")
-    assert list(modules_of(net)) == names

@@ -13,7 +13,7 @@ from torch import nn
 import networks
 import reference
 import resemblance as rs
-from resemblance._model import losses as targets
+from resemblance._model.losses import Objective, find_logits
 from resemblance.errors import DataError, TargetError
 
 Z = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
@@ -22,7 +22,7 @@ Y = torch.tensor([0, 3, 1, 2, 2, 0])
 
 def gradient(z, batch=None, target="tempered", beta=0.5, logits=None):
     z = z.clone().requires_grad_()
-    each = targets.losses(target, beta, logits)(z, batch)
+    each = Objective(target, beta, logits).losses(z, z if batch is None else batch)
     assert each.shape == (len(z),)
     return torch.autograd.grad(each.sum(), z)[0].numpy()
 
@@ -79,7 +79,7 @@ def test_a_function_is_used_as_it_is():
 
 
 def test_low_precision_logits_are_differentiated_in_float32():
-    found = targets.losses("tempered", 0.5, None)(Z.half(), None)
+    found = Objective().losses(Z.half(), Z)
     assert found.dtype == torch.float32
 
 
@@ -89,18 +89,18 @@ def test_low_precision_logits_are_differentiated_in_float32():
     ids=["tensor", "tuple", "list", "dict", "attribute"],
 )
 def test_logits_are_found_by_convention(outputs):
-    assert targets.find_logits(outputs) is Z
+    assert find_logits(outputs) is Z
 
 
 @pytest.mark.parametrize("outputs", [{"embedding": Z}, SimpleNamespace(x=Z), None, ("text",)])
 def test_no_logits_says_what_to_pass(outputs):
     with pytest.raises(TargetError, match=r"found no logits.*Pass logits=.*gradients=False"):
-        targets.find_logits(outputs)
+        find_logits(outputs)
 
 
 def test_logits_function():
-    found = targets.losses("tempered", 0.5, lambda out: out["z"])({"z": Z}, None)
-    assert torch.equal(found, targets.losses("tempered", 0.5, None)(Z, None))
+    found = Objective(logits=lambda out: out["z"]).losses({"z": Z}, Z)
+    assert torch.equal(found, Objective().losses(Z, Z))
 
 
 # -- refused ------------------------------------------------------------------------------------
@@ -119,22 +119,22 @@ def test_logits_function():
 )
 def test_targets_that_cannot_be(target, beta, message):
     with pytest.raises(TargetError, match=message):
-        targets.losses(target, beta, None)
+        Objective(target, beta)
 
 
 @pytest.mark.parametrize("shape", [(6, 1), (6,), (6, 3, 1), (6, 1, 4, 4)])
 def test_a_single_output_is_refused_with_the_reason(shape):
     with pytest.raises(TargetError, match=r"regression head \(whose tempered gradient is zero"):
-        targets.losses("tempered", 0.5, None)(torch.zeros(shape), None)
+        Objective().losses(torch.zeros(shape), Z)
 
 
 @pytest.mark.parametrize("z", [Z, Z.reshape(2, 3, 4), Z.reshape(1, 2, 3, 4).movedim(-1, 1)])
 def test_probabilities_are_refused(z):
     dim = 1 if z.ndim == 4 else -1
-    targets.refuse_probabilities(z, None)
-    targets.refuse_probabilities(torch.log_softmax(z, dim), None)
+    Objective().refuse_probabilities(z)
+    Objective().refuse_probabilities(torch.log_softmax(z, dim))
     with pytest.raises(TargetError, match="seems to end in a softmax"):
-        targets.refuse_probabilities(torch.softmax(z, dim), None)
+        Objective().refuse_probabilities(torch.softmax(z, dim))
 
 
 @pytest.mark.parametrize(
@@ -151,12 +151,12 @@ def test_probabilities_are_refused(z):
 def test_labels_that_cannot_be(labels, error, message):
     batch = (Z,) if labels is None else (Z, labels)
     with pytest.raises(error, match=message):
-        targets.losses("labels", 0.5, None)(Z, batch)
+        Objective("labels").losses(Z, batch)
 
 
 def test_labels_the_wrong_way_round_are_refused():
     with pytest.raises(DataError, match="2 × 3 predictions"):
-        targets.losses("labels", 0.5, None)(Z.reshape(2, 3, 4), (None, Y.reshape(3, 2)))
+        Objective("labels").losses(Z.reshape(2, 3, 4), (None, Y.reshape(3, 2)))
 
 
 # -- through record -----------------------------------------------------------------------------

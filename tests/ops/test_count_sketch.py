@@ -11,15 +11,11 @@ from hypothesis import strategies as st
 import reference
 from resemblance import CountSketch
 from resemblance._ops.count_sketch import add_to_buckets
-from resemblance._ops.feature_fold import Fold
-from resemblance._seeded_hash import absorb, shuffled
 from resemblance.errors import DataError
 
 SEEDS = st.integers(-(2**63), 2**64)
-RNG = np.random.default_rng(0)
 FIRST_BUCKETS = [0, 255, 344, 186, 294, 86, 50, 254]
 FIRST_SIGNS = [1.0, 1.0, 1.0, 1.0, -1.0, 1.0, 1.0, 1.0]
-FOLD_SIGNS = [-1, -1, -1, -1, -1, -1, -1, -1, 1, -1, 1, 1, -1, 1, -1, -1]
 
 
 # -- assign -------------------------------------------------------------------------------------
@@ -124,89 +120,3 @@ def test_adding_to_buckets_is_the_sketch_times_the_rows(n, seed, per_sample):
     assert torch.allclose(table, sketch.matrix(range(n)).double() @ x, atol=1e-12)
     by_hand = reference.algorithm_1(x.numpy(), h.numpy(), s.double().numpy(), 16)
     assert np.allclose((table @ table.T).numpy(), by_hand, rtol=1e-12, atol=1e-12)
-
-
-# -- order --------------------------------------------------------------------------------------
-
-
-@settings(max_examples=30, deadline=None)
-@given(n=st.integers(0, 300), seed=SEEDS)
-def test_shuffled_is_a_permutation(n, seed):
-    assert sorted(shuffled(n, seed).tolist()) == list(range(n))
-
-
-def test_shuffled_positions_are_uniform():
-    n, seeds = 10, 3000
-    first = np.bincount([shuffled(n, seed)[0] for seed in range(seeds)], minlength=n)
-    assert np.abs(first - seeds / n).max() < 5 * np.sqrt(seeds / n)
-
-
-# -- hashing rows -------------------------------------------------------------------------------
-
-
-def test_mix_depends_on_every_word_its_place_and_the_start():
-    words = RNG.integers(1, 2**63, (1, 6)).astype(np.uint64)
-    zero = np.zeros(1, np.uint64)
-    base = absorb(zero, words)[0]
-    others = {int(absorb(zero + np.uint64(1), words)[0]), int(absorb(zero, words[:, ::-1])[0])}
-    for j in range(6):
-        changed = words.copy()
-        changed[0, j] += np.uint64(1)
-        others.add(int(absorb(zero, changed)[0]))
-    assert int(base) not in others
-    assert len(others) == 8
-
-
-def test_zero_words_at_the_end_do_not_change_a_hash():
-    words = RNG.integers(0, 2**63, (3, 4)).astype(np.uint64)
-    padded = np.pad(words, ((0, 0), (0, 5)))
-    start = np.zeros(3, np.uint64)
-    assert (absorb(start, words) == absorb(start, padded)).all()
-
-
-# -- fold ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("dim", "width"), [(100, 16), (64, 16), (17, 16), (1000, 7)])
-def test_fold_adds_each_feature_once_with_a_sign(dim, width):
-    fold = Fold(dim, width, seed=3)
-    basis = fold(torch.eye(dim))  # (dim, width): where each feature goes
-    assert torch.equal(basis.abs().sum(1), torch.ones(dim))
-    assert set(basis.unique().tolist()) <= {-1.0, 0.0, 1.0}
-    x = torch.from_numpy(RNG.normal(size=(4, dim))).float()
-    assert torch.allclose(fold(x), x @ basis, atol=1e-5)
-
-
-def test_order_and_fold_never_change():
-    """Files recorded with one version must compare with those of the next."""
-    assert shuffled(8, seed=0).tolist() == [2, 3, 7, 5, 1, 0, 4, 6]
-    signs, shifts = Fold(100, 16, seed=0).packed
-    assert signs[:16].tolist() == FOLD_SIGNS
-    assert shifts.tolist() == [8, 8, 8, 8, 0, 0, 8]
-
-
-def test_fold_keeps_inner_products_on_average_with_the_stated_spread():
-    """E⟨fold x, fold y⟩ = ⟨x, y⟩, standard deviation about ‖x‖‖y‖/√width."""
-    dim, width, seeds = 600, 32, 1500
-    x, y = torch.from_numpy(RNG.normal(size=(2, dim))).float()
-    y = y + x
-    found = []
-    for seed in range(seeds):
-        a, b = Fold(dim, width, seed)(torch.stack([x, y]))
-        found.append(float(a @ b))
-    found = np.array(found)
-    spread = float(x.norm() * y.norm()) / np.sqrt(width)
-    assert abs(found.mean() - float(x @ y)) < 5 * found.std() / np.sqrt(seeds)
-    # E(x·y)² adds to the variance of correlated vectors, at most a factor of √2 in spread
-    assert 0.8 * spread < found.std() < 1.5 * spread
-
-
-def test_fold_keeps_recurring_features_apart():
-    """One channel at every token, width tokens apart: without shifts all would share a slot."""
-    dim, width = 64 * 512, 512  # shifts are multiples of eight: 64 slots are within reach
-    x = torch.zeros(1, dim)
-    x[0, ::width] = 1.0
-    norms = [float(Fold(dim, width, seed)(x).square().sum()) for seed in range(400)]
-    # mean ‖x‖² = 64; with one shared slot the standard deviation would be √2 · 64 = 90
-    assert abs(np.mean(norms) - 64) < 5 * np.std(norms) / 20
-    assert np.std(norms) < 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -79,10 +80,25 @@ def test_smaller_blocks_are_prefixes_of_larger_ones():
 def test_blocks_can_be_unpacked_in_single_precision():
     kernel = random_kernel(5, 3, 2)
     triangle, diagonal = pack16(kernel, 5)
-    single = unpack16(triangle[None], diagonal[None], dtype=torch.float32)
+    single = unpack16(triangle[None], diagonal[None].float())
     assert single.dtype == torch.float32
-    double = unpack16(triangle[None], diagonal[None])
+    double = unpack16(triangle[None], diagonal[None].double())
+    assert double.dtype == torch.float64
     assert torch.allclose(single.double(), double, rtol=1e-6)
+
+
+def test_unpacking_does_not_depend_on_how_blocks_lie_in_memory():
+    triangle, diagonal = (
+        torch.stack(x)
+        for x in zip(*(pack16(random_kernel(5, 3, seed), 5) for seed in (1, 2)), strict=True)
+    )
+    expected = unpack16(triangle, diagonal.double())
+    turned = unpack16(triangle.T.contiguous().T, diagonal.double())
+    assert torch.equal(turned, expected)
+    rows, columns = np.tril_indices(5, -1)
+    roots = diagonal.double().sqrt()
+    by_hand = triangle.double() / 32767 * roots[:, rows] * roots[:, columns]
+    assert torch.allclose(expected, by_hand, rtol=1e-12)
 
 
 @pytest.mark.parametrize("n", [5, 32, 33, 128])

@@ -60,3 +60,33 @@ def test_record_does_not_warn_of_a_shuffled_stream_or_a_data_set():
     order = torch.randperm(1024, generator=torch.Generator().manual_seed(1))
     rs.record(net, stream(order), block=64)  # warnings are errors here
     rs.record(net, torch.cat(stream(torch.arange(1024))), block=64)
+
+
+def test_a_block_that_comes_in_parts_is_one_block():
+    x = torch.randn(320, 60, generator=torch.Generator().manual_seed(0))
+    x += torch.arange(10.0).repeat_interleave(32)[:, None] / 5
+    whole, parted = OrderCheck(), OrderCheck()
+    for start in range(0, 320, 32):
+        whole.add(x[start : start + 32], [(0, 32)])
+        for part in (0, 12, 24):
+            rows = x[start + part : start + min(part + 12, 32)]
+            parted.add(rows, [(0, len(rows))], ends=part == 24)
+    assert parted.share_between() == pytest.approx(whole.share_between(), rel=1e-6)
+    assert whole.share_between() > 0.02
+
+
+@pytest.mark.parametrize("batch_size", [64, 16])
+def test_a_layer_that_the_network_writes_over_is_checked_as_it_was(batch_size):
+    """The ReLU makes every feature zero, in place: what is sorted shows before it alone."""
+    net = networks.seeded(networks.MLP)
+    with torch.no_grad():
+        net.fc1.bias -= 100
+    with pytest.warns(ResemblanceWarning, match="the stream looks sorted"):
+        rs.record(
+            net,
+            stream(torch.arange(1024)),
+            layers="fc1",
+            gradients=False,
+            block=64,
+            batch_size=batch_size,
+        )

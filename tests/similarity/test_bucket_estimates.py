@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 
 import reference_compare as reference
 import resemblance as rs
 from resemblance.errors import MismatchError, ResemblanceWarning
 from resemblance.similarity import bucket_estimates as from_buckets
-from resemblance.similarity import indices
 
 
 def arrays(seed, n=60, d=5):
@@ -150,9 +148,3 @@ def test_the_standard_error_is_of_the_size_of_the_spread_over_sketches():
         scores.append(found.scores[0, 0])
         errors.append(found.stderr[0, 0])
     assert 0.4 < np.mean(errors) / np.std(scores) < 2.5
-
-
-def test_factors_clip_round_off_below_zero():
-    k = torch.diag(torch.tensor([1.0, -1e-9])).double()
-    factor = indices.factor(k)
-    torch.testing.assert_close(factor @ factor.T, torch.diag(torch.tensor([1.0, 0.0])).double())

@@ -27,8 +27,6 @@ FORMS = {
         lambda a, b: reference.cka(a, b, centred=False),
     ),
     "nbs": (indices.nbs, reference.nbs),
-    "spectral": (indices.spectral, reference.spectral),
-    "rsa": (indices.rsa, reference.rsa),
 }
 seeds = st.integers(0, 10_000)
 
@@ -74,7 +72,7 @@ def test_self_similarity_is_one_and_none_exceeds_it(name, seed):
     a, b = gram(features(seed)), gram(features(seed + 1))
     assert index(a, a) == pytest.approx(1, abs=1e-9)
     assert index(a, b) == pytest.approx(index(b, a), abs=1e-7)
-    assert (-1 if name == "rsa" else 0) <= index(a, b) <= 1
+    assert 0 <= index(a, b) <= 1
 
 
 @settings(max_examples=40, deadline=None)
@@ -102,11 +100,6 @@ def test_nbs_of_centred_features_is_procrustes():
     assert indices.nbs(gram(x), gram(y)) == pytest.approx(1 - distance / 2, abs=1e-9)
 
 
-def test_spectra_of_different_sizes_meet_zeros():
-    a, b = np.diag([3.0, 1.0]), np.diag([3.0, 1.0, 1.0])
-    assert indices.spectral(a, b) == pytest.approx(10 / np.sqrt(10 * 11))
-
-
 def test_centring_survives_a_large_mean():
     x, y = features(0), features(1)
     shifted = x + 1e3  # a mean a thousand times the spread: kernels of 1e6 hold 1e-10
@@ -115,7 +108,7 @@ def test_centring_survives_a_large_mean():
     )
 
 
-@pytest.mark.parametrize("name", ["cka", "plain cka", "nbs", "spectral", "rsa"])
+@pytest.mark.parametrize("name", FORMS)
 def test_a_kernel_of_zeros_has_no_similarity(name):
     index, _ = FORMS[name]
     with pytest.raises(DataError, match=r"a kernel is zero .* undefined"):
@@ -151,7 +144,7 @@ def test_a_matrix_that_is_no_kernel_is_refused():
         indices.nbs(np.diag([1.0, -1.0]), np.eye(2))
 
 
-def test_an_unknown_index_is_refused():
-    assert indices.check("nbs") == "nbs"
-    with pytest.raises(DataError, match=r"index must be one of cka, .* found 'cca'"):
-        indices.check("cca")
+def test_factors_clip_round_off_below_zero():
+    k = torch.diag(torch.tensor([1.0, -1e-9])).double()
+    factor = indices.factor(k)
+    torch.testing.assert_close(factor @ factor.T, torch.diag(torch.tensor([1.0, 0.0])).double())

@@ -1,14 +1,10 @@
-"""`compare_all`: the same numbers as `compare`, pair by pair, and SciPy's clusters."""
+"""`compare_all`: the same numbers as `compare`, pair by pair."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.cluster import hierarchy
-from scipy.spatial.distance import squareform
 
 import resemblance as rs
 from resemblance.errors import DataError, LayerError, MismatchError, ResemblanceWarning
@@ -116,13 +112,6 @@ def test_a_dead_layer_is_named_and_clusters_as_unlike(zoo):
     found.plot()
 
 
-def test_to_dict_is_plain(zoo):
-    content = rs.compare_all(zoo).to_dict()
-    assert content["models"] == [f"net{i}" for i in range(4)]
-    assert content["scores"][0][0] == pytest.approx(1)
-    assert content["layers"][0] == ["l0", "l1", "l2"]
-
-
 # -- refusals --------------------------------------------------------------------------------------
 
 
@@ -156,53 +145,6 @@ def test_other_data_are_refused_by_name(zoo):
 def test_a_layer_that_is_not_there_is_refused(zoo):
     with pytest.raises(LayerError, match="no layer 'head'"):
         rs.compare_all(zoo, layer="head")
-
-
-# -- clustering ------------------------------------------------------------------------------------
-
-
-def random_distances(seed, n):
-    x = np.random.default_rng(seed).normal(size=(n, 3))
-    return np.linalg.norm(x[:, None] - x, axis=-1)
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10_000), n=st.integers(2, 30))
-def test_average_linkage_is_scipys(seed, n):
-    distance = random_distances(seed, n)
-    expected = hierarchy.linkage(squareform(distance, checks=False), "average")
-    found = many.average_linkage(distance)
-    np.testing.assert_allclose(found, expected, atol=1e-12)
-    assert many.leaf_order(found) == hierarchy.leaves_list(expected).tolist()
-
-
-def test_equal_distances_still_make_a_tree():
-    links = many.average_linkage(1 - np.eye(6))
-    assert links.shape == (5, 4)
-    assert links[-1, 3] == 6
-    assert sorted(many.leaf_order(links)) == list(range(6))
-
-
-def test_like_stands_beside_like():
-    scores = np.full((4, 4), 0.1)
-    for i, j in ((0, 2), (1, 3)):
-        scores[i, j] = scores[j, i] = 0.9
-    np.fill_diagonal(scores, 1)
-    found = many.ComparisonMatrix(
-        models=("a", "b", "c", "d"),
-        scores=scores,
-        stderr=np.zeros((4, 4)),
-        layers=(("l",),) * 4,
-        kernel="features",
-        index="cka",
-        centre=True,
-        samples=10,
-    )
-    assert found.order() == [0, 2, 1, 3]
-    assert found.clusters()[0, 2] == pytest.approx(0.1)
-    figure = found.plot()
-    labels = [t.get_text() for t in figure.axes[1].get_yticklabels()]
-    assert labels == ["a", "c", "b", "d"]
 
 
 def test_the_symmetric_product_is_the_product():

@@ -19,7 +19,7 @@ from ..errors import DataError
 
 _LABELS = ("labels", "label", "label_ids")
 _MASK = "attention_mask"
-_IGNORED = -100  # the label that torch's losses leave out
+IGNORED = -100  # the label that torch's losses leave out
 
 
 def tree_map(function: Callable[[Any], Any], batch: Any) -> Any:
@@ -36,7 +36,7 @@ def tree_map(function: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def _is_plain_list(batch: Any) -> bool:
-    nested = Tensor | np.ndarray | Mapping | tuple | list
+    nested: Any = (Tensor, np.ndarray, Mapping, tuple, list)
     return (
         isinstance(batch, tuple | list)
         and bool(batch)
@@ -102,7 +102,7 @@ def join(batches: list[Any], padding: int | None = None) -> Any:
         return {
             key: join(
                 [batch[key] for batch in batches],
-                (_IGNORED if key in _LABELS else 0) if masked else padding,
+                (IGNORED if key in _LABELS else 0) if masked else padding,
             )
             for key in first
         }

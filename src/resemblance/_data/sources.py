@@ -1,19 +1,21 @@
-"""Where samples come from: chunks of indexed samples, in an order that does not depend on a loader.
+"""Where samples come from: indexed samples in an order that does not depend on a loader.
 
-Whatever the user holds (a data set, a DataLoader, arrays, a stream of batches) becomes a `Source`
-that yields forward batches with the `Chunk`s in them: the index of each sample, and the number of
-the block that they form. A block is one chunk of the seeded random order; chunks are grouped into
-batches and dealt out to shards whole, so neither batch size nor sharding changes a block.
+Whatever the user holds (a data set, a DataLoader, arrays, a stream of batches) becomes a `Source`.
+A *block* is a run of samples in the seeded random order, and what shards share out; a *batch* is
+what a model runs on at a time. They are separate: a batch holds whole blocks or a part of one, as
+its size allows, and says which in its `Piece`s. Neither batch size nor sharding changes a block.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
@@ -28,21 +30,32 @@ Fetch = Callable[[list[np.ndarray]], Iterator[Any]]  # groups of indices to batc
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Samples that travel together: one block, or a run of samples beyond the last block."""
+class Piece:
+    """Samples of one block that travel together: all of it, or a part."""
 
-    number: int  # position in the seeded order
+    block: int  # its position in the seeded order
     indices: np.ndarray  # (n,) of the samples in the data set
+    starts: bool = True  # whether the block begins with it
+    ends: bool = True  # whether the block is whole with it
 
 
-Batches = Iterator[tuple[list[Chunk], Any]]  # whole chunks, and their samples in one batch
+@dataclass(frozen=True)
+class Batch:
+    """What a model runs on at a time: whole blocks, or a part of one."""
+
+    pieces: list[Piece]
+    samples: Any  # a tensor, or a tuple or dict of them
+
+    @property
+    def indices(self) -> np.ndarray:
+        return np.concatenate([piece.indices for piece in self.pieces])
 
 
 @dataclass(frozen=True)
 class Source:
-    """Forward batches of whole chunks."""
+    """Samples in blocks, handed out in batches."""
 
-    batches: Callable[[int], Batches]  # of at most so many samples, or one chunk
+    batches: Callable[[int], Iterator[Batch]]  # of at most so many samples
     first: Any  # a batch of a few samples, to try the model on
     block: int  # samples in a block
     total: int | None  # samples in the whole data set, None for a stream
@@ -54,10 +67,11 @@ def source(data: Any, *, seed: int, block: int, shard: tuple[int, int]) -> Sourc
     """Chunks of whatever `data` is; see the module's paragraph."""
     if isinstance(data, DataLoader):
         if not _visits_all(data):
-            return _stream(data, block, shard)
+            return _stream(_drawing_apart(data), block, shard)
         total, fetch = len(data.dataset), _loading(data.dataset, _options(data))  # type: ignore[arg-type]
     elif isinstance(data, IterableDataset):
-        return _stream(DataLoader(data, batch_size=block), block, shard)
+        loader = DataLoader(data, batch_size=block, generator=torch.Generator())
+        return _stream(loader, block, shard)
     elif _is_arrays(data):
         total, fetch = size(data), lambda groups: (take(data, group) for group in groups)
     elif _is_map_style(data):
@@ -72,7 +86,7 @@ def source(data: Any, *, seed: int, block: int, shard: tuple[int, int]) -> Sourc
     return _indexed(total, fetch, seed, block, shard)
 
 
-def _visits_all(loader: DataLoader) -> bool:
+def _visits_all(loader: DataLoader[Any]) -> bool:
     """Whether a loader gives each sample of a map-style data set once, in whatever order."""
     if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
         return False
@@ -84,7 +98,7 @@ def _visits_all(loader: DataLoader) -> bool:
     )
 
 
-def _options(loader: DataLoader) -> dict[str, Any]:
+def _options(loader: DataLoader[Any]) -> dict[str, Any]:
     options = {
         "num_workers": loader.num_workers,
         "collate_fn": loader.collate_fn,
@@ -102,12 +116,38 @@ def _loading(dataset: Any, options: dict[str, Any]) -> Fetch:
     def fetch(groups: list[np.ndarray]) -> Iterator[Any]:
         # A lone group, as for the trial, has no use for more than one worker process.
         workers = min(options.get("num_workers", 0), len(groups))
-        sampler = [group.tolist() for group in groups]
-        return iter(
-            DataLoader(dataset, batch_sampler=sampler, **{**options, "num_workers": workers})
-        )
+        # A loader draws its workers' seed, from the global generator if it has none of its own.
+        own = {**options, "num_workers": workers, "generator": torch.Generator()}
+        return iter(DataLoader(dataset, batch_sampler=[group.tolist() for group in groups], **own))
 
     return fetch
+
+
+def _drawing_apart(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A loader that gives what this one would, but moves no generator of the caller's.
+
+    Its own generator and its sampler's are copied; where it would draw from the global one, it
+    draws from a new one.
+    """
+    apart = copy.copy(loader)
+    for name in ("sampler", "batch_sampler"):
+        outer = copy.copy(getattr(loader, name))
+        if hasattr(outer, "sampler"):
+            outer.sampler = copy.copy(outer.sampler)
+        for sampler in (outer, getattr(outer, "sampler", outer)):
+            if hasattr(sampler, "generator"):
+                sampler.generator = _copied_generator(sampler.generator)
+        apart.__dict__[name] = outer
+    apart.__dict__["_iterator"] = None  # of workers that are kept for the caller
+    apart.generator = _copied_generator(loader.generator)
+    return apart
+
+
+def _copied_generator(generator: torch.Generator | None) -> torch.Generator:
+    out = torch.Generator()
+    if generator is not None:
+        out.set_state(generator.get_state())
+    return out
 
 
 def _is_arrays(data: Any) -> bool:
@@ -151,23 +191,43 @@ def _indexed(total: int, fetch: Fetch, seed: int, block: int, shard: tuple[int, 
             f"shard {shard[0]} of {shard[1]} is empty: {total} samples make "
             f"{-(-total // block)} blocks of {block}; use at most that many shards"
         )
-    chunks = [Chunk(n, order[n * block : (n + 1) * block]) for n in numbers]
+    blocks = [Piece(n, order[n * block : (n + 1) * block]) for n in numbers]
 
-    def batches(batch_size: int) -> Batches:
-        step = max(1, batch_size // block)
-        groups = [chunks[i : i + step] for i in range(0, len(chunks), step)]
-        wanted = [np.concatenate([chunk.indices for chunk in group]) for group in groups]
-        for group, indices, batch in zip(groups, wanted, fetch(wanted), strict=True):
-            if size(batch) != len(indices):
+    def batches(batch_size: int) -> Iterator[Batch]:
+        groups = list(itertools.chain.from_iterable(_grouped(blocks, block, batch_size)))
+        wanted = [np.concatenate([piece.indices for piece in group]) for group in groups]
+        for group, indices, samples in zip(groups, wanted, fetch(wanted), strict=True):
+            if size(samples) != len(indices):
                 raise DataError(
-                    f"asked the data set for {len(indices)} samples, it gave {size(batch)}; a "
+                    f"asked the data set for {len(indices)} samples, it gave {size(samples)}; a "
                     "collate function must keep every sample"
                 )
-            yield group, batch
+            yield Batch(group, samples)
 
-    first = next(fetch([chunks[0].indices[:_TRIAL]]))
-    expected = sum(len(chunk.indices) for chunk in chunks)
+    first = next(fetch([blocks[0].indices[:_TRIAL]]))
+    expected = sum(len(piece.indices) for piece in blocks)
     return Source(batches, first, block, total, expected, ordered=True)
+
+
+def _grouped(blocks: Iterable[Piece], block: int, batch_size: int) -> Iterator[list[list[Piece]]]:
+    """Successive blocks with what becomes of them: one batch together, or several batches of one.
+
+    >>> [[len(piece.indices) for piece in batch] for batches in
+    ...  _grouped([Piece(0, np.arange(8)), Piece(1, np.arange(5))], 8, 3) for batch in batches]
+    [[3], [3], [2], [3], [2]]
+    """
+    remaining = iter(blocks)
+    while together := list(itertools.islice(remaining, max(1, batch_size // block))):
+        if batch_size >= block:
+            yield [together]
+            continue
+        (whole,) = together
+        count = -(-len(whole.indices) // batch_size)
+        parts = np.array_split(whole.indices, count)
+        yield [
+            [Piece(whole.block, part, starts=i == 0, ends=i == count - 1)]
+            for i, part in enumerate(parts)
+        ]
 
 
 def _stream(stream: Iterable[Any], block: int, shard: tuple[int, int]) -> Source:
@@ -175,26 +235,32 @@ def _stream(stream: Iterable[Any], block: int, shard: tuple[int, int]) -> Source
     head = next((batch for batch in iterator if size(batch)), None)
     if head is None:
         raise DataError("the data are empty: expected at least one sample")
+    held: dict[int, Any] = {}  # samples of blocks that are not yet handed out
 
-    def chunks() -> Iterator[tuple[Chunk, Any]]:
-        held: list[Any] = []
+    def blocks() -> Iterator[Piece]:
+        waiting: list[Any] = []
         count = number = seen = 0
         for batch in itertools.chain([head], iterator, [None]):
             if batch is not None and size(batch):  # an empty batch holds nothing to lose
-                held.append(batch)
+                waiting.append(batch)
                 count += size(batch)
             while count >= block or (batch is None and count):
-                whole = join(held)
+                whole = join(waiting)
                 now = min(block, count)
                 if number % shard[1] == shard[0]:
-                    yield Chunk(number, np.arange(seen, seen + now)), take(whole, slice(0, now))
-                held = [take(whole, slice(now, None))] if now < count else []
+                    held[number] = take(whole, slice(0, now))
+                    yield Piece(number, np.arange(seen, seen + now))
+                waiting = [take(whole, slice(now, None))] if now < count else []
                 count, number, seen = count - now, number + 1, seen + now
 
-    def batches(batch_size: int) -> Batches:
-        pending = chunks()
-        while group := list(itertools.islice(pending, max(1, batch_size // block))):
-            yield [chunk for chunk, _ in group], join([batch for _, batch in group])
+    def batches(batch_size: int) -> Iterator[Batch]:
+        for groups in _grouped(blocks(), block, batch_size):
+            numbers = dict.fromkeys(piece.block for group in groups for piece in group)
+            samples, start = join([held.pop(number) for number in numbers]), 0
+            for group in groups:
+                stop = start + sum(len(piece.indices) for piece in group)
+                yield Batch(group, take(samples, slice(start, stop)))
+                start = stop
 
     # A copy, since the model may write into what it is tried on.
     first = tree_map(_copied, take(head, slice(0, _TRIAL)))

@@ -27,7 +27,7 @@ def chosen(device: torch.device | None, block: int, each: int, deterministic: bo
     It is fixed where runs are to agree bit for bit, as free memory varies.
     """
     if device is None or device.type != "cuda" or deterministic or not each:
-        return USUAL
+        return max(USUAL, block)
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return fitting(block, each, torch.cuda.mem_get_info(device)[0] + held)
 

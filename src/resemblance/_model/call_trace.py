@@ -42,8 +42,8 @@ def modules_of(model: nn.Module) -> dict[str, nn.Module]:
     return {plain_name(name): module for name, module in model.named_modules() if name}
 
 
-def trace(model: nn.Module, run: Callable[[], Any]) -> list[Call]:
-    """Every module call of one forward pass, in the order in which outputs appear."""
+def trace(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Call], Any]:
+    """Every module call of a forward pass, in the order in which outputs appear, and its output."""
     calls: list[Call] = []
     started: dict[str, list[int]] = {}
     seen: Counter[str] = Counter()
@@ -79,8 +79,8 @@ def trace(model: nn.Module, run: Callable[[], Any]) -> list[Call]:
             handles.append(module.register_forward_pre_hook(before(name)))
             handles.append(module.register_forward_hook(after(name)))
         with torch.inference_mode(False), torch.no_grad():
-            run()
+            outputs = run()
     finally:
         for handle in handles:
             handle.remove()
-    return calls
+    return calls, outputs

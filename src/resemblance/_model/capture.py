@@ -8,6 +8,7 @@ differentiated.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,16 +30,15 @@ _HALF_SCALE = 1024.0
 class Capture:
     """Hooks on a model for the length of a `with` block.
 
-    `run(forward, losses, count)` calls `forward()`, then differentiates `losses(outputs)`, and
-    `consume(i, features, gradients)` is called once for each tap i with both batch first, in the
-    shape of the layer. A feature is the value at the tap: where the network later writes over
-    that memory in place (an in-place ReLU), the batch is run again with a copy kept at that tap.
+    `run(forward, losses, count, consume)` calls `forward()`, then differentiates `losses(outputs)`,
+    and `consume(i, features, gradients)` is called once for each tap i with both batch first, in
+    the shape of the layer. Without `losses` there are features alone. A feature is the value at the
+    tap: where the network later writes over that memory in place (an in-place ReLU), the batch is
+    run again with a copy kept at that tap.
     """
 
-    def __init__(
-        self, model: nn.Module, taps: Sequence[Tap], consume: Consume, *, gradients: bool
-    ) -> None:
-        self.model, self.taps, self.consume, self.gradients = model, taps, consume, gradients
+    def __init__(self, model: nn.Module, taps: Sequence[Tap], *, gradients: bool) -> None:
+        self.model, self.taps, self.gradients = model, taps, gradients
         self.copied: set[int] = set()  # taps whose memory the network writes over
         self._axes: dict[int, int] = {}  # of the samples, as learnt from unambiguous batches
         self._where: dict[tuple[str, bool], dict[int, int]] = {}
@@ -56,29 +56,37 @@ class Capture:
         self._done: set[int] = set()
 
     def __enter__(self) -> Capture:
-        self._handles = []
         modules = modules_of(self.model)
-        for module_name, is_input in self._where:
-            module, hook = modules[module_name], self._hook(module_name, is_input)
-            if is_input:
-                self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-            else:
-                self._handles.append(module.register_forward_hook(hook))
+        with contextlib.ExitStack() as hooks:
+            for module_name, is_input in self._where:
+                module, hook = modules[module_name], self._hook(module_name, is_input)
+                if is_input:
+                    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+                else:
+                    handle = module.register_forward_hook(hook)
+                hooks.callback(handle.remove)
+            self._hooks = hooks.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
+        self._hooks.close()
         self._begin(0)
 
-    def run(self, forward: Callable[[], Any], losses: Callable[[Any], Tensor], count: int) -> None:
+    def run(
+        self,
+        forward: Callable[[], Any],
+        losses: Callable[[Any], Tensor] | None,
+        count: int,
+        consume: Consume,
+    ) -> None:
         """One batch of `count` samples through the model, there and back."""
+        self._consume = consume
         with torch.inference_mode(False), torch.set_grad_enabled(self.gradients):
             while True:
                 self._begin(count)
                 outputs = forward()
                 self._missing("never runs on this batch", set(self._features) | self._done)
-                if not self.gradients:
+                if losses is None:
                     break
                 overwritten = {
                     i for i, f in self._features.items() if f._version != self._versions[i]
@@ -131,7 +139,7 @@ class Capture:
         axis = self._axis(i, module, tensor)
         if not self.gradients:
             self._done.add(i)
-            self.consume(i, _samples_first(tensor.detach(), axis), None)
+            self._consume(i, _samples_first(tensor.detach(), axis), None)
             return None
         passed_on = None
         # Nothing before the first tap is recorded, so the graph begins there.
@@ -150,7 +158,7 @@ class Capture:
             gradient = gradient.detach()
             if self._scale != 1:
                 gradient = gradient.float() / self._scale
-            self.consume(i, _samples_first(features, axis), _samples_first(gradient, axis))
+            self._consume(i, _samples_first(features, axis), _samples_first(gradient, axis))
 
         tensor.register_hook(arrived)
         return passed_on

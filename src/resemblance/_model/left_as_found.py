@@ -1,13 +1,26 @@
-"""The state a model is run in, and put back from: it comes back exactly as it was."""
+"""The state a model is run in, and put back from: model and process come back as they were.
+
+Some switches are the whole process's (compiled code, fused attention): they are off while any
+thread runs a pass, and the last to leave puts them back. A model can be in one pass at a time.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
+
+from ..errors import ResemblanceError
+
+_lock = threading.Lock()
+_running: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules in a pass
+_switched: list[contextlib.ExitStack] = []  # one while passes run; leaving it puts back
+_passes = 0
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -33,13 +46,11 @@ def untouched(model: nn.Module, *, frozen: bool = True) -> Iterator[None]:
     shows what happens inside. Recurrent layers stay in training mode with dropout off, which
     computes the same and is the only mode in which cuDNN differentiates them.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    thawed = [p for p in model.parameters() if frozen and p.requires_grad]
-    recurrent = [(m, m.dropout) for m in model.modules() if isinstance(m, nn.RNNBase)]
-    fused = torch.backends.mha.get_fastpath_enabled()
-    with torch.compiler.set_stance("force_eager"):
+    with _alone(model), _run_as_written():
+        modes = [(module, module.training) for module in model.modules()]
+        thawed = [p for p in model.parameters() if frozen and p.requires_grad]
+        recurrent = [(m, m.dropout) for m in model.modules() if isinstance(m, nn.RNNBase)]
         try:
-            torch.backends.mha.set_fastpath_enabled(False)
             torch.clear_autocast_cache()  # of weights as they may no longer be
             model.eval()
             for module, _ in recurrent:
@@ -55,4 +66,43 @@ def untouched(model: nn.Module, *, frozen: bool = True) -> Iterator[None]:
                 module.dropout = dropout
             for each, training in modes:
                 each.training = training
-            torch.backends.mha.set_fastpath_enabled(fused)
+
+
+@contextlib.contextmanager
+def _alone(model: nn.Module) -> Iterator[None]:
+    """Refuse a model of which any part is in another pass: neither could be put back rightly."""
+    modules = list(model.modules())
+    with _lock:
+        if any(module in _running for module in modules):
+            raise ResemblanceError(
+                f"this {type(model).__name__}, or a part of it, is already in a pass, in another "
+                "thread or around this one; wait until that is over, or run a copy.deepcopy of it"
+            )
+        _running.update(modules)
+    try:
+        yield
+    finally:
+        with _lock:
+            _running.difference_update(modules)
+
+
+@contextlib.contextmanager
+def _run_as_written() -> Iterator[None]:
+    """No compiled code and no fused attention in this process until the last pass is over."""
+    global _passes
+    with _lock:
+        _passes += 1
+        if _passes == 1:
+            stack = contextlib.ExitStack()
+            fused = torch.backends.mha.get_fastpath_enabled()
+            stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            torch.backends.mha.set_fastpath_enabled(False)
+            _switched.append(stack)
+    try:
+        yield
+    finally:
+        with _lock:
+            _passes -= 1
+            if not _passes:
+                _switched.pop().close()

@@ -11,53 +11,92 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._data.batches import attention_mask, labels_of
+from .._data.batches import IGNORED, attention_mask, labels_of, size
 from ..errors import DataError, TargetError
 from .nested_outputs import first_tensor
-
-_IGNORED = -100  # the label that torch's losses leave out
+from .pooling import called
 
 FindLogits = Callable[[Any], Tensor]
 Losses = Callable[[Any, Any], Tensor]  # (outputs, batch) -> (n,)
-Target = str | Losses
+Target = Literal["tempered", "labels"] | Losses
 
 
-def losses(target: Target, beta: float, logits: FindLogits | None) -> Losses:
-    """The function from (outputs, batch) to one loss a sample that `target` names."""
-    if callable(target):
-        return target
-    if target not in ("tempered", "labels"):
-        raise TargetError(
-            f'target must be "tempered", "labels" or a function (outputs, batch) -> losses; '
-            f"found {target!r}"
-        )
-    if target == "tempered" and beta == 1:
-        raise TargetError(
-            "beta=1 makes every gradient zero, since E_p ∇log p = 0; use beta=0.5, or any other "
-            "value from 0 to below 1"
-        )
-    if target == "tempered" and not 0 <= beta < math.inf:
-        raise TargetError(f"beta must be 0 or more, finite and not 1; found {beta}")
-    find = logits or find_logits
+@dataclass(frozen=True)
+class Objective:
+    """What is differentiated: one loss a sample, from a model's outputs and a batch."""
 
-    def tempered(outputs: Any, batch: Any) -> Tensor:
-        z = _by_position(find(outputs))
-        each = -(F.softmax(beta * z.detach(), -1) * F.log_softmax(z, -1)).sum(-1)
-        return _mean_over_positions(each, _mask(batch, each))
+    target: Target = "tempered"
+    beta: float = 0.5
+    logits: FindLogits | None = None
 
-    def labelled(outputs: Any, batch: Any) -> Tensor:
-        log_p = F.log_softmax(_by_position(find(outputs)), -1)
-        y = _checked_labels(batch, log_p)
-        each = -log_p.gather(-1, y.clamp_min(0)[..., None])[..., 0]
-        return _mean_over_positions(each, _mask(batch, each) * (y != _IGNORED))
+    def __post_init__(self) -> None:
+        if not callable(self.target) and self.target not in ("tempered", "labels"):
+            raise TargetError(
+                f'target must be "tempered", "labels" or a function (outputs, batch) -> losses; '
+                f"found {self.target!r}"
+            )
+        if self.target == "tempered" and self.beta == 1:
+            raise TargetError(
+                "beta=1 makes every gradient zero, since E_p ∇log p = 0; use beta=0.5, or any "
+                "other value from 0 to below 1"
+            )
+        if self.target == "tempered" and not 0 <= self.beta < math.inf:
+            raise TargetError(f"beta must be 0 or more, finite and not 1; found {self.beta}")
 
-    return tempered if target == "tempered" else labelled
+    @property
+    def name(self) -> str:
+        """Of the target, as it stands in settings."""
+        return called(self.target) if callable(self.target) else self.target
+
+    def losses(self, outputs: Any, batch: Any) -> Tensor:  # (n,)
+        """The loss of each sample of a batch."""
+        if callable(self.target):
+            found = self.target(outputs, batch)
+        elif self.target == "tempered":
+            found = _tempered(self._scores(outputs), batch, self.beta)
+        else:
+            found = _labelled(self._scores(outputs), batch)
+        count = size(batch)
+        if not isinstance(found, Tensor) or found.shape != (count,):
+            what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found)
+            raise TargetError(
+                f"expected one loss for each of {count} samples, a tensor of shape ({count},), "
+                f"found {what}; do not average over the batch"
+            )
+        return found
+
+    def refuse_probabilities(self, outputs: Any) -> None:
+        """An error if the logits are probabilities already, which would be tempered twice."""
+        if callable(self.target):
+            return
+        z = self._scores(outputs).detach()
+        if bool((z >= 0).all()) and bool(((z.sum(-1) - 1).abs() < 1e-3).all()):
+            raise TargetError(
+                "expected logits, found values that are positive and sum to one: the model seems "
+                "to end in a softmax; pass logits=lambda p: p.log()"
+            )
+
+    def _scores(self, outputs: Any) -> Tensor:  # (n, positions, classes)
+        return _by_position((self.logits or find_logits)(outputs))
+
+
+def _tempered(z: Tensor, batch: Any, beta: float) -> Tensor:
+    each = -(F.softmax(beta * z.detach(), -1) * F.log_softmax(z, -1)).sum(-1)
+    return _mean_over_positions(each, _mask(batch, each))
+
+
+def _labelled(z: Tensor, batch: Any) -> Tensor:
+    log_p = F.log_softmax(z, -1)
+    y = _checked_labels(batch, log_p)
+    each = -log_p.gather(-1, y.clamp_min(0)[..., None])[..., 0]
+    return _mean_over_positions(each, _mask(batch, each) * (y != IGNORED))
 
 
 def find_logits(outputs: Any) -> Tensor:
@@ -76,16 +115,6 @@ def find_logits(outputs: Any) -> Tensor:
             "the output>, or record features alone with gradients=False"
         )
     return found
-
-
-def refuse_probabilities(outputs: Any, logits: FindLogits | None) -> None:
-    """An error if what should be logits is already a probability, which would be tempered twice."""
-    z = _by_position((logits or find_logits)(outputs).detach())
-    if bool((z >= 0).all()) and bool(((z.sum(-1) - 1).abs() < 1e-3).all()):
-        raise TargetError(
-            "expected logits, found values that are positive and sum to one: the model seems to "
-            "end in a softmax; pass logits=lambda p: p.log()"
-        )
 
 
 def _by_position(z: Tensor) -> Tensor:  # -> (n, positions, classes), float32 or better
@@ -121,7 +150,7 @@ def _checked_labels(batch: Any, log_p: Tensor) -> Tensor:  # -> (n, positions)
             "target=<function (outputs, batch) -> losses>"
         )
     y = y.reshape(n, positions).long()
-    wrong = (y != _IGNORED) & ((y < 0) | (y >= classes))
+    wrong = (y != IGNORED) & ((y < 0) | (y >= classes))
     if bool(wrong.any()):
         raise DataError(
             f"label {int(y[wrong][0])} is out of range: the model has {classes} classes, "

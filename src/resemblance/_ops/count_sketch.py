@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .._seeded_hash import BUCKET, SIGN, below, bits
 from ..errors import DataError
+from .packed_kernels import pack24
 
 
 @dataclass(frozen=True)
@@ -76,3 +77,14 @@ def add_to_buckets(
         return
     for t in range(buckets.shape[1]):
         table.index_add_(0, buckets[:, t], rows * signs[:, t : t + 1])
+
+
+def bucket_kernel(
+    table: Tensor,  # (M, D): F̃
+    total: Tensor,  # (D,): the sum of all samples
+    count: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """F̃F̃ᵀ as packed triangle and diagonal, F̃ f̄ and ‖f̄‖² with f̄ the mean, where they lie."""
+    mean = total.double() / count
+    wide = table.double() if table.is_cuda else table  # a GPU may round float32 products
+    return *pack24(wide @ wide.T), table @ mean.float(), mean @ mean

@@ -101,15 +101,21 @@ def pack16(kernel: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return F.pad(packed, (0, missing)), F.pad(diagonal, (0, short))
 
 
-def unpack16(triangle: Tensor, diagonal: Tensor, *, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Packed blocks (k, t), (k, n) as scaled strict lower triangles (k, t).
+def unpack16(triangle: Tensor, diagonal: Tensor) -> Tensor:
+    """Packed blocks (k, t), (k, n) as strict lower triangles (k, t), in the diagonal's dtype.
 
     Returns the entries K_ij, i > j, row by row; the diagonal is exact and stays where it is.
     """
-    rows, columns = lower(diagonal.shape[-1], triangle.device)
-    scale = diagonal.to(dtype).sqrt()
-    entries = triangle.T.contiguous().T.to(dtype).div_(_ONE16)
-    return entries.mul_(picked(scale, rows)).mul_(picked(scale, columns))
+    entries, roots = triangle.to(diagonal.dtype).mul_(1 / _ONE16), diagonal.sqrt()
+    if entries.is_cuda:
+        rows, columns = lower(diagonal.shape[-1], entries.device)
+        return entries.mul_(picked(roots, rows)).mul_(picked(roots, columns))
+    if entries.stride(0) == 1:  # laid out as the transpose, as `picked` does: so should the roots
+        roots = roots.T.contiguous().T
+    for i in range(1, diagonal.shape[-1]):  # a gather of both roots would take longer
+        row = entries[:, i * (i - 1) // 2 : i * (i + 1) // 2]
+        row.mul_(roots[:, i : i + 1]).mul_(roots[:, :i])
+    return entries
 
 
 def squares(triangles: Tensor, diagonal: Tensor) -> Tensor:

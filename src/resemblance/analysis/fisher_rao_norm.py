@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from ..errors import MismatchError
 from ..representation.representation import Representation
@@ -77,12 +76,14 @@ def fisher_rao(rep: Representation, *, depth: int | None = None) -> FisherRao:
     depth = len(rep) if depth is None else depth
     norms, errors = {}, {}
     for layer in rep:
-        second = layer.moments["inner_squared"] / rep.samples
-        fourth = layer.moments["inner_fourth"] / rep.samples
+        products = layer.products
+        assert products is not None  # as there are gradients
+        second = products.inner_squared / rep.samples
+        fourth = products.inner_fourth / rep.samples
         norms[layer.name] = (depth + 1) * second**0.5
         spread = (max(fourth - second**2, 0.0) / rep.samples) ** 0.5  # of the mean of ⟨f, g⟩²
         errors[layer.name] = (depth + 1) * spread / (2 * second**0.5) if second else float("nan")
-    return FisherRao(rep.name, depth, MappingProxyType(norms), MappingProxyType(errors))
+    return FisherRao(rep.name, depth, norms, errors)
 
 
 def _distance(a: float, b: float) -> float:

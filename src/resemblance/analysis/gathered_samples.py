@@ -1,8 +1,7 @@
 """The samples of one pass as a kernel machine needs them: all, or a sketch and a few held back.
 
-`Gathered` keeps vectors while they are few. Once it sketches, it adds them into buckets (and, to
-keep targets whole, into a sum for each class) and holds a random thousand back, whose share of any
-sum can be taken off again: that is what cross-validation in one pass needs.
+`Gathered` keeps vectors while they are few. Once it sketches, it adds them into buckets and holds a
+random thousand back, whose share of any sum can be taken off again, as cross-validation needs.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ _HELD = 1000
 class Gathered:
     """Vectors, labels and buckets of one layer, `add`ed batch by batch."""
 
-    def __init__(self, sketch: CountSketch, mode: str | None, exact_up_to: int) -> None:
-        self.sketch, self.mode, self.exact_up_to = sketch, mode, exact_up_to
+    def __init__(self, sketch: CountSketch, exact_up_to: float) -> None:
+        self.sketch, self.exact_up_to, self.exact = sketch, exact_up_to, True
         self.count = 0
         self._indices: list[np.ndarray] = []
         self._labels: list[np.ndarray] = []
         self._rows: list[Vectors] = []
         self._sums: Vectors = {}  # each (M, d)
-        self._classes: dict[object, Vectors] = {}  # each (d,)
         self._held: dict[int, Vectors] = {}  # position -> each (d,)
         self._rng = np.random.default_rng(sketch.seed)
 
@@ -37,28 +35,19 @@ class Gathered:
         self._indices.append(indices)
         self._labels.append(labels)
         self.count += len(indices)
-        if self.mode in (None, "labels") or (
-            self.mode == "auto" and self.count <= self.exact_up_to
-        ):
-            self._rows.append(rows)
-            return
-        if self.mode == "auto":  # too many to keep: sketch what was kept, then go on sketching
-            self.mode, kept, self._rows, start = "both", self._rows, [], 0
-            for i, early in enumerate(kept):
-                self._add_up(start, self._indices[i], self._labels[i], early)
+        self._rows.append(rows)
+        if self.count > self.exact_up_to:  # too many to keep: sketch what was kept, and go on so
+            self.exact, kept, self._rows = False, self._rows, []
+            start = self.count - sum(len(next(iter(x.values()))) for x in kept)
+            for i, x in enumerate(kept, len(self._indices) - len(kept)):
+                self._add_up(start, self._indices[i], x)
                 start += len(self._indices[i])
-        self._add_up(self.count - len(indices), indices, labels, rows)
 
-    def _add_up(self, start: int, indices: np.ndarray, labels: np.ndarray, rows: Vectors) -> None:
+    def _add_up(self, start: int, indices: np.ndarray, rows: Vectors) -> None:
         h, s = self.sketch.assign(indices)
         for kind, x in rows.items():
             table = self._sums.setdefault(kind, torch.zeros(self.sketch.buckets, x.shape[1]))
             add_to_buckets(table, x, h, s)
-        for label in np.unique(labels) if self.mode == "data" else ():
-            of_class = torch.from_numpy(labels == label)
-            sums = self._classes.setdefault(label.item(), {})
-            for kind, x in rows.items():
-                sums[kind] = sums.get(kind, 0) + x[of_class].double().sum(0)
         for i in range(len(indices)):  # reservoir sampling: any sample is held with equal chance
             position = start + i
             if len(self._held) >= _HELD:
@@ -66,11 +55,6 @@ class Gathered:
                     continue
                 self._held.pop(sorted(self._held)[self._rng.integers(_HELD)])
             self._held[position] = {kind: x[i].clone() for kind, x in rows.items()}
-
-    @property
-    def exact(self) -> bool:
-        """Whether every vector was kept and no target is to be sketched."""
-        return self.mode in (None, "auto")
 
     def labels(self) -> np.ndarray:  # (n,)
         """Of all samples, by position: the order in which they came."""
@@ -93,25 +77,11 @@ class Gathered:
         kept = np.ones(self.count, bool)
         kept[without if without is not None else []] = False
         indices = np.concatenate(self._indices)
-        if self.mode == "labels":
-            table = sketch_targets(targets[kept], self.sketch, indices[kept], 1)
-            h, s = self.sketch.assign(indices[kept])
-            mixed = (table[h] * s.double()[..., None]).sum(1)  # SᵀS T
-            return Problem.of_items(self.rows(np.flatnonzero(kept)), mixed)
         items = {kind: x.double() for kind, x in self._sums.items()}
-        order = sorted(self._classes)  # type: ignore[type-var]
-        classes = {
-            kind: torch.stack([self._classes[label][kind] for label in order])
-            for kind in (items if self.mode == "data" else ())
-        }
         if without is not None:
             h, s = self.sketch.assign(indices[without])
             for kind, x in self.rows(without).items():
                 add_to_buckets(items[kind], x.double(), h, -s.double())
-                if self.mode == "data":
-                    classes[kind] = classes[kind] - targets[without].T @ x.double()
-        if self.mode == "data":
-            return Problem.of_classes(items, classes)
         table = sketch_targets(targets[kept], self.sketch, indices[kept], len(items))
         return Problem.of_items(items, table)
 

@@ -2,35 +2,36 @@
 
 One-hot targets T and the kernel K of a layer give t* = Tᵀ (K + αI)⁻¹ k(x*). Up to a few thousand
 samples this is exact; beyond, samples and targets are added, with the same random signs, into the M
-buckets of a CountSketch. `KernelClassifier` follows scikit-learn's conventions, without needing it.
-
-What a sketch may cover: `both` is sketch-and-solve, with t* = T̃ᵀ (K̃ + αI)⁻¹ k̃(x*). `data` keeps
-the targets whole: the sum of each class's features is exact, and only K is sketched (the Hessian
-sketch). `labels` is the reverse, K exact and targets sketched; it saves nothing and is here to show
-where accuracy is lost. docs/classification.md measures the three.
+buckets of a CountSketch: t* = T̃ᵀ (K̃ + αI)⁻¹ k̃(x*). docs/classification.md says what that costs in
+accuracy. `KernelClassifier` follows scikit-learn's conventions, without needing it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .._data import labels
+from .._deprecation import deprecated
 from .._model import pooling
+from .._model.losses import FindLogits
+from .._model.model_pass import RunModel
 from .._ops.count_sketch import CountSketch
 from ..errors import DataError, LayerError, MismatchError, ResemblanceError
 from ..representation.representation import Representation
+from ..similarity import combinations
+from ..similarity.combinations import Kernel
 from ..similarity.kernels import needs
 from .gathered_samples import Gathered, sketch_targets
 from .kernel_ridge import Problem, accuracy, best_by_leave_one_out, kernel
-from .sample_vectors import Call, Pass, Vectors, visit
+from .sample_vectors import Pass, Vectors, visit
 
-KERNELS = ("features", "gradients", "product")
-SKETCHES = ("auto", None, "both", "data", "labels")
+SKETCHES = ("auto", None, "both")
 _FOLDS = 5
 
 
@@ -44,7 +45,7 @@ class KernelClassifier:
         alpha: the ridge; None chooses it on a grid, by leave-one-out in closed form for an exact
             fit and by five-fold cross-validation on up to 1,000 samples for a sketched one.
         sketch: `"auto"` is exact up to `exact_up_to` samples and `"both"` above; None is always
-            exact; `"both"`, `"data"`, `"labels"` as in the module's paragraph.
+            exact; `"both"` always sketches samples and targets.
         buckets: M, the number of sketched items.
         classes: all labels there are; None takes those in the data.
         pool, beta, logits, call, seed, batch_size: as in `record`.
@@ -73,16 +74,16 @@ class KernelClassifier:
         model: nn.Module,
         *,
         layer: str | None = None,
-        kernel: str = "features",
+        kernel: Kernel = "features",
         alpha: float | None = None,
-        sketch: str | None = "auto",
+        sketch: Literal["auto", "both"] | None = "auto",
         buckets: int = 512,
         exact_up_to: int = 8000,
         classes: Sequence[Any] | None = None,
         pool: pooling.Pool = "flatten",
         beta: float = 0.5,
-        logits: Callable[[Any], Tensor] | None = None,
-        call: Call | None = None,
+        logits: FindLogits | None = None,
+        call: RunModel | None = None,
         max_dim: int | None = 16384,
         seed: int = 0,
         batch_size: int = 128,
@@ -137,7 +138,8 @@ class KernelClassifier:
         """One pass over the data: anything `record` takes, with labels in it or as `y`."""
         self._prepare(self.max_dim, self.seed)
         given = None if y is None else np.asarray(y)
-        gathered = Gathered(CountSketch(self.buckets, self.seed), self.sketch, self.exact_up_to)
+        most = {"auto": self.exact_up_to, None: math.inf}.get(self.sketch, 0)
+        gathered = Gathered(CountSketch(self.buckets, self.seed), most)
         names: list[str] = []
 
         def consume(indices: np.ndarray, own: Any, layers: dict[str, Vectors]) -> None:
@@ -159,7 +161,7 @@ class KernelClassifier:
         if gathered.exact:
             self.sketch_ = None
             return self._fit_exact(Problem.of_items(gathered.rows(), targets))
-        self.sketch_ = gathered.mode
+        self.sketch_ = "both"
         return self._fit_sketched(gathered, targets)
 
     def fit_representation(self, rep: Representation, y: Any) -> KernelClassifier:
@@ -174,12 +176,15 @@ class KernelClassifier:
         if self.alpha is None:
             raise DataError("fit_representation has no sample to choose alpha by; pass alpha=")
         layer = rep[self.layer if self.layer is not None else -1]
-        missing = [kind for kind in self._how.kinds if f"{kind}.sums" not in layer.tensors]
-        if missing:
-            raise MismatchError(
-                f"layer {layer.name!r} holds no accumulators of {missing[0]}; record it with "
-                "keep_sums=True, gradients=True and buckets above 0"
-            )
+        sums: Vectors = {}
+        for kind in self._how.kinds:
+            found = getattr(layer, kind) and getattr(layer, kind).sums
+            if found is None:
+                raise MismatchError(
+                    f"layer {layer.name!r} holds no accumulators of {kind}; record it with "
+                    "keep_sums=True, gradients=True and buckets above 0"
+                )
+            sums[kind] = found.buckets.double()
         for what, here, there in (
             ("pool", pooling.check(self.pool), s.pool),
             ("beta", self.beta if "gradients" in self._how.kinds else s.beta, s.beta),
@@ -189,18 +194,17 @@ class KernelClassifier:
                     f"{what} differs: {there!r} in the recording, {here!r} here; set the "
                     "classifier's to the recording's"
                 )
-        found = np.asarray(y)
-        _refuse_count(found, rep.samples + rep.data["skipped"])
-        if rep.data["skipped"]:
+        given = np.asarray(y)
+        _refuse_count(given, rep.samples + rep.data.skipped)
+        if rep.data.skipped:
             raise MismatchError(
-                f"{rep.data['skipped']} samples were skipped as not finite, and it is not known "
+                f"{rep.data.skipped} samples were skipped as not finite, and it is not known "
                 "which: their labels cannot be left out; use fit on finite samples"
             )
-        self.classes_ = labels.classes(found, self.classes)
-        sums = {kind: layer.tensors[f"{kind}.sums"].double() for kind in self._how.kinds}
-        targets = labels.one_hot(found, self.classes_)
+        self.classes_ = labels.classes(given, self.classes)
+        targets = labels.one_hot(given, self.classes_)
         sketch = CountSketch(s.buckets, s.seed, s.per_sample)
-        table = sketch_targets(targets, sketch, np.arange(len(found)), len(sums))
+        table = sketch_targets(targets, sketch, np.arange(len(given)), len(sums))
         self.layer_, self.n_samples_, self.sketch_ = layer.name, rep.samples, "both"
         self._width = next(iter(sums.values())).shape[1]
         return self._finish(Problem.of_items(sums, table), float(self.alpha))
@@ -278,18 +282,15 @@ class KernelClassifier:
 
     def _prepare(self, max_dim: int | None, seed: int) -> None:
         """Check the parameters and forget an earlier fit; scikit-learn's estimators do it here."""
-        if self.kernel not in KERNELS:
-            raise DataError(f"kernel must be one of {', '.join(KERNELS)}; found {self.kernel!r}")
-        if self.sketch not in SKETCHES:
+        combinations.check("ridge", self.kernel)
+        if self.sketch in ("data", "labels"):
+            what = f"sketch={self.sketch!r}, which now does what 'both' does,"
+            deprecated(what, "sketch='both'", since="0.2", stacklevel=4)
+        elif self.sketch not in SKETCHES:
             raise DataError(f"sketch must be one of {SKETCHES}; found {self.sketch!r}")
         if self.alpha is not None and not 0 < self.alpha < float("inf"):
             raise DataError(
                 f"alpha must be a positive number, or None to choose it; found {self.alpha!r}"
-            )
-        if self.sketch == "data" and self.kernel == "product":
-            raise DataError(
-                'sketch="data" keeps the sum of each class, which for the product kernel is a '
-                'd × d matrix; use sketch="both" or None'
             )
         self._how = Pass(
             kinds=needs(self.kernel),

@@ -8,7 +8,7 @@ pairs a spectrum with the items and targets it came from, exact or sketched.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -100,7 +100,6 @@ class Problem:
     items: Vectors  # each (m, d)
     spectrum: Spectrum
     targets: Tensor  # (m, C)
-    hessian: bool = False  # items end in one for each class; see `of_classes`
 
     @staticmethod
     def of_items(items: Vectors, targets: Tensor) -> Problem:
@@ -109,18 +108,6 @@ class Problem:
             return Problem(items, Spectrum.of_rows(next(iter(items.values())).double()), targets)
         return Problem(items, Spectrum.of_kernel(kernel(items, items)), targets)
 
-    @staticmethod
-    def of_classes(items: Vectors, classes: Vectors) -> Problem:
-        """The Hessian sketch: W = (F̃ᵀF̃ + αI)⁻¹ Z with exact class sums Z, by Woodbury's identity.
-
-        x·W = (x·Z − k̃(x)ᵀ (K̃ + αI)⁻¹ F̃Z) / α, so class sums join the buckets as items.
-        """
-        joined = {kind: torch.cat([items[kind], classes[kind]]) for kind in items}
-        return replace(Problem.of_items(items, kernel(items, classes)), items=joined, hessian=True)
-
     def weights(self, alpha: float) -> Tensor:  # (items, C)
         """The coefficient of each item's kernel in the prediction of each class."""
-        solved = self.spectrum.weights(self.targets, alpha)
-        if not self.hessian:
-            return solved
-        return torch.cat([-solved, torch.eye(solved.shape[1], dtype=torch.float64)]) / alpha
+        return self.spectrum.weights(self.targets, alpha)

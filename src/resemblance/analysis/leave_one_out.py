@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .._data import labels
+from .._model.losses import FindLogits
 from .._model.pooling import Pool
-from ..errors import DataError
-from ..similarity import kernels
+from ..similarity import combinations, kernels
+from ..similarity.combinations import Kernel
 from .kernel_ridge import Problem, best_by_leave_one_out
 from .sample_vectors import Pass, Vectors, visit
 
@@ -34,10 +34,10 @@ def leave_one_out(
     y: Any = None,
     *,
     layers: str | Sequence[str] = "auto",
-    kernel: str = "features",
+    kernel: Kernel = "features",
     pool: Pool = "flatten",
     beta: float = 0.5,
-    logits: Callable[[Any], Tensor] | None = None,
+    logits: FindLogits | None = None,
     max_dim: int | None = 16384,
     seed: int = 0,
     batch_size: int = 128,
@@ -62,8 +62,7 @@ def leave_one_out(
     >>> dict(leave_one_out(net, x, [1, 0] * 20, layers="0").accuracies)
     {'0': 1.0}
     """
-    if kernel not in ("features", "gradients", "product"):
-        raise DataError(f"kernel must be features, gradients or product; found {kernel!r}")
+    combinations.check("ridge", kernel)
     given = None if y is None else np.asarray(y)
     how = Pass(kernels.needs(kernel), pool, beta, logits, None, max_dim, seed, batch_size)
     found: list[np.ndarray] = []
@@ -83,4 +82,4 @@ def leave_one_out(
         items = {kind: torch.cat([part[kind] for part in parts]) for kind in parts[0]}
         spectrum = Problem.of_items(items, targets).spectrum
         alphas[name], accuracies[name] = best_by_leave_one_out(spectrum, targets)
-    return LeaveOneOut(MappingProxyType(accuracies), MappingProxyType(alphas), len(whole))
+    return LeaveOneOut(accuracies, alphas, len(whole))

@@ -15,24 +15,23 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch import nn
 
+from .._by_content import by_content
 from ..errors import DataError, MismatchError, ResemblanceWarning, optional
-from ..representation.representation import Layer, Representation
-from ..similarity import block_estimates as from_blocks
-from ..similarity import bucket_estimates as from_buckets
-from ..similarity import kernels
+from ..representation.layer import Layer
+from ..representation.representation import Representation
+from ..similarity import block_estimates, bucket_estimates, combinations, kernels
+from ..similarity.combinations import Kernel
 from .leave_one_out import leave_one_out
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-ESTIMATORS = ("blocks", "paper")
 COLUMNS = (
     "mean_embedding",  # ‖μ‖
     "norm_frobenius",  # ‖K‖_F / N²
@@ -45,7 +44,8 @@ COLUMNS = (
 _SCALED = {"mean_embedding": 1, "norm_frobenius": 1, "norm_trace": 1, "mean_embedding_squared": 2}
 
 
-@dataclass(frozen=True)
+@by_content
+@dataclass(frozen=True, eq=False)
 class Adaptation:
     """A table by layer: the columns of `COLUMNS`, each with its `_stderr` beside it.
 
@@ -54,8 +54,8 @@ class Adaptation:
 
     model: str
     data: str
-    kernel: str
-    estimator: str
+    kernel: Kernel
+    estimator: Literal["blocks", "paper"]
     samples: int
     layers: tuple[str, ...]
     columns: Mapping[str, np.ndarray]  # each (layers,)
@@ -85,7 +85,7 @@ class Adaptation:
             name: values * depth ** _SCALED.get(name.removesuffix("_stderr"), 0)
             for name, values in self.columns.items()
         }
-        return replace(self, columns=MappingProxyType(columns))
+        return replace(self, columns=columns)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings; NaN becomes None."""
@@ -123,8 +123,8 @@ class Adaptation:
 def adaptation(
     rep: Representation,
     *,
-    kernel: str = "product",
-    estimator: str = "blocks",
+    kernel: Kernel = "product",
+    estimator: Literal["blocks", "paper"] = "blocks",
     model: nn.Module | None = None,
     data: Any = None,
 ) -> Adaptation:
@@ -154,13 +154,7 @@ def adaptation(
     >>> bool(table["mean_embedding"][0] > 0)
     True
     """
-    if kernels.check(kernel) == "transport":
-        raise DataError(
-            "the transport kernel of a block is not a block of the transport kernel, so it has no "
-            "mean embedding here; use features, gradients, product, sum or elementwise"
-        )
-    if estimator not in ESTIMATORS:
-        raise DataError(f"estimator must be one of {', '.join(ESTIMATORS)}; found {estimator!r}")
+    combinations.check("adaptation", kernel, estimator=estimator)
     if (model is None) != (data is None):
         raise DataError("loo_accuracy needs both model= and data=(inputs, labels); found one only")
     columns: dict[str, list[float]] = {f"{c}{e}": [] for c in COLUMNS for e in ("", "_stderr")}
@@ -177,26 +171,26 @@ def adaptation(
         table |= _leave_one_out(model, data, rep)
     return Adaptation(
         model=rep.name,
-        data=str(rep.data.get("id") or f"data {str(rep.data['fingerprint'])[:6]}"),
+        data=rep.data.id or f"data {rep.data.fingerprint[:6]}",
         kernel=kernel,
         estimator=estimator,
         samples=rep.samples,
         layers=tuple(rep.layer_names),
-        columns=MappingProxyType(table),
+        columns=table,
     )
 
 
 def _from_blocks(
-    layer: Layer, kernel: str, rep: Representation
+    layer: Layer, kernel: Kernel, rep: Representation
 ) -> tuple[np.ndarray, np.ndarray]:  # (3,), (3, 3)
     """‖μ‖², ‖K‖_F²/N⁴ and Tr K/N² of all N samples, and their covariance by the jackknife."""
     n = rep.samples
     for kind in kernels.needs(kernel):
-        layer.tensor(f"{kind}.blocks.diagonal")  # or an error that says how to record it
+        layer.packed_blocks(kind)  # or an error that says how to record it
     rows = [
         [len(d), len(d) * (len(d) - 1)]
         + [float(x) for x in (d.sum(), (d**2).sum(), 2 * t.sum(), 2 * (t**2).sum())]
-        for t, d in from_blocks.kernel_blocks(layer, kernel, rep.block_sizes)
+        for t, d in block_estimates.kernel_blocks(layer, kernel, rep.block_sizes)
     ]
     sums = np.array(rows)  # (blocks, 6): samples, pairs, Σd, Σd², Σ_{i≠j}K, Σ_{i≠j}K²
     if not len(rows) or not sums[:, 1].sum():
@@ -223,19 +217,21 @@ def _from_blocks(
     return whole, (count - 1) / count * moves.T @ moves
 
 
-def _from_buckets(layer: Layer, kernel: str, n: int) -> tuple[np.ndarray, np.ndarray]:
-    k = from_buckets.kernel_matrix(layer, kernel, centre=False, paper=True)
+def _from_buckets(layer: Layer, kernel: Kernel, n: int) -> tuple[np.ndarray, np.ndarray]:
+    k = bucket_estimates.kernel_matrix(layer, kernel, centre=False, paper=True)
     squares = np.array(
         [float(k.sum()) / n**2, float((k * k).sum()) / n**4, float(k.trace()) / n**2]
     )
     return squares, np.full((3, 3), np.nan)
 
 
-def _trace(layer: Layer, kernel: str) -> float:
+def _trace(layer: Layer, kernel: Kernel) -> float:
     """Tr K over all samples, from moments."""
     if kernel == "sum":  # each part is divided by its own trace
         return 2.0
-    return layer.moments["product" if kernel == "product" else f"trace_{kernel}"]
+    if kernel == "product" and layer.products is not None:
+        return layer.products.norms
+    return layer.recorded(*kernels.needs(kernel)).trace
 
 
 def _columns(

@@ -1,12 +1,11 @@
-"""One pass over a model that hands on each sample's features and gradients as they are.
+"""Each sample's features and gradients as they are, for those who need the vectors themselves.
 
-`visit` is for those who need the vectors themselves: a classifier, a leave-one-out score. It draws
-samples, taps layers and pools exactly as `record` does, calls back once a batch, and keeps nothing.
+`visit` is a pass that keeps nothing: it draws samples, taps layers and pools exactly as `record`
+does, and calls back once a batch. A classifier and a leave-one-out score are made from it.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,98 +14,81 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._data import batches, sources
-from .._model import losses as targets
+from .._data.batches import attention_mask, labels_of
+from .._data.sources import Batch
 from .._model import pooling
-from .._model.call_trace import trace
-from .._model.capture import Capture
 from .._model.layer_choice import select
-from .._model.left_as_found import untouched, unwrap
+from .._model.losses import FindLogits, Objective
+from .._model.model_pass import RunModel, opened
 from .._ops.feature_fold import Fold
 from ..errors import DataError, TargetError
+from ..representation.layer import Kind
 
-Call = Callable[[nn.Module, Any], Any]
-Vectors = dict[str, Tensor]  # the kinds asked for, each (n, d), float32 on the CPU
-Consume = Callable[[np.ndarray, Any, dict[str, Vectors]], None]  # indices, labels, by layer
+Vectors = dict[Kind, Tensor]  # the kinds asked for, each (n, d), float32 on the CPU
+Visitor = Callable[[np.ndarray, Any, dict[str, Vectors]], None]  # indices, labels, by layer
 
 
 @dataclass(frozen=True)
 class Pass:
     """How a model is run: what must not change between fitting and predicting."""
 
-    kinds: tuple[str, ...] = ("features",)  # features, gradients or both
+    kinds: tuple[Kind, ...] = ("features",)  # features, gradients or both
     pool: pooling.Pool = "flatten"
     beta: float = 0.5
-    logits: Callable[[Any], Tensor] | None = None
-    call: Call | None = None
+    logits: FindLogits | None = None
+    call: RunModel | None = None
     max_dim: int | None = None  # wider vectors are folded to this width
     seed: int = 0  # of the order and the fold
     batch_size: int = 128
 
 
 def visit(
-    model: nn.Module, data: Any, layers: str | Sequence[str], how: Pass, consume: Consume
+    model: nn.Module, data: Any, layers: str | Sequence[str], how: Pass, visitor: Visitor
 ) -> None:
-    """Call `consume(indices, labels, vectors)` for each batch; the model is left as it was.
+    """Call `visitor(indices, labels, vectors)` for each batch; the model is left as it was.
 
     Indices (n,) are positions in the data, labels are the batch's own or None, and vectors are by
     layer in order of execution. NaN or Inf is refused with its layer and sample.
     """
-    model = unwrap(model)
-    if not isinstance(model, nn.Module):
-        raise DataError(f"expected a torch.nn.Module, found {type(model).__name__}")
     pooling.check(how.pool)
-    gradients = "gradients" in how.kinds
-    losses = targets.losses("tempered", how.beta, how.logits) if gradients else None
-    device = next((p.device for p in [*model.parameters(), *model.buffers()]), None)
-    run = how.call or batches.run_by_convention
-    with untouched(model):
-        source = sources.source(data, seed=how.seed, block=how.batch_size, shard=(0, 1))
-        first = batches.to_device(source.first, device)
-        taps = select(model, layers, trace(model, lambda: run(model, first)))
-        vectors = _Batch([tap.name for tap in taps], how)
-
-        def loss(outputs: Any) -> Tensor:
-            assert losses is not None
-            targets.refuse_probabilities(outputs, how.logits)
-            return losses(outputs, batch)
-
-        with Capture(model, taps, vectors.take_in, gradients=gradients) as capture:
-            for chunks, batch in source.batches(how.batch_size):
-                batch = batches.to_device(batch, device)
-                vectors.mask = batches.attention_mask(batch)
-                indices = np.concatenate([chunk.indices for chunk in chunks])
-                capture.run(functools.partial(run, model, batch), loss, len(indices))
-                consume(indices, batches.labels_of(batch), vectors.hand_on(indices))
-    if gradients and vectors.flat:
+    objective = Objective("tempered", how.beta, how.logits) if "gradients" in how.kinds else None
+    with opened(model, data, seed=how.seed, block=how.batch_size, call=how.call) as run:
+        taps = select(run.model, layers, run.calls)
+        consumer = _Handing([tap.name for tap in taps], how, visitor)
+        run.feed(taps, consumer, objective, batch_size=how.batch_size)
+    if objective is not None and consumer.flat:
         raise TargetError(
-            f"the gradient of the loss is zero at {sorted(vectors.flat)} for every sample; use the "
-            "features kernel"
+            f"the gradient of the loss is zero at {sorted(consumer.flat)} for every sample; use "
+            "the features kernel"
         )
 
 
-class _Batch:
-    """One batch's vectors at every layer, pooled, checked and folded."""
+class _Handing:
+    """A consumer that hands on one batch's vectors at every layer, pooled, checked and folded."""
 
-    def __init__(self, names: list[str], how: Pass) -> None:
-        self.names, self.how = names, how
-        self.mask: Tensor | None = None
+    def __init__(self, names: list[str], how: Pass, visitor: Visitor) -> None:
+        self.names, self.how, self.visitor = names, how, visitor
         self.flat = set(names)  # layers at which no gradient but zero was seen so far
-        self._found: dict[int, dict[str, Tensor]] = {}
+        self._found: dict[int, Vectors] = {}
         self._folds: dict[int, Fold] = {}
 
-    def take_in(self, i: int, features: Tensor, gradients: Tensor | None) -> None:
-        found = {}
+    def begin(self, batch: Batch) -> None:
+        self._indices, self._labels = batch.indices, labels_of(batch.samples)
+        self._mask = attention_mask(batch.samples)
+
+    def consume(self, i: int, features: Tensor, gradients: Tensor | None) -> None:
         if self.how.pool == "flatten":
             features, gradients = pooling.in_memory_order(features, gradients)
-        for kind, x in (("features", features), ("gradients", gradients)):
-            if kind in self.how.kinds and x is not None:
-                x = pooling.apply(self.how.pool, x, self.mask, gradient=kind == "gradients")
-                # without gradients the forward pass is under way and may write over this memory
-                found[kind] = x.float() if gradients is not None else x.float().clone()
-        self._found[i] = found
+        both: dict[Kind, Tensor | None] = {"features": features, "gradients": gradients}
+        self._found[i] = {}
+        for kind in self.how.kinds:
+            x = both[kind]
+            assert x is not None
+            x = pooling.apply(self.how.pool, x, self._mask, gradient=kind == "gradients")
+            # without gradients the forward pass is under way and may write over this memory
+            self._found[i][kind] = x.float() if gradients is not None else x.float().clone()
 
-    def hand_on(self, indices: np.ndarray) -> dict[str, Vectors]:
+    def end(self) -> None:
         out: dict[str, Vectors] = {}
         for i, name in enumerate(self.names):
             found = self._found.pop(i)
@@ -115,12 +97,12 @@ class _Batch:
                 if bool(bad.any()):
                     raise DataError(
                         f"NaN or Inf in the {kind} of layer {name!r} at sample "
-                        f"{indices[int(bad.nonzero()[0])]}; repair the sample or the model"
+                        f"{self._indices[int(bad.nonzero()[0])]}; repair the sample or the model"
                     )
             if "gradients" in found and bool((found["gradients"] != 0).any()):
                 self.flat.discard(name)
             out[name] = {kind: self._folded(i, x).cpu() for kind, x in found.items()}
-        return out
+        self.visitor(self._indices, self._labels, out)
 
     def _folded(self, i: int, x: Tensor) -> Tensor:
         width = self.how.max_dim

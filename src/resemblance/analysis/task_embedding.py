@@ -12,10 +12,9 @@ embeddings of unrelated networks have no common axes, and say nothing about each
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,11 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from .._data import batches, sources
-from .._data.batches import run_by_convention
-from .._model import losses as targets
-from .._model.call_trace import trace
-from .._model.left_as_found import untouched, unwrap
+from .._by_content import by_content
+from .._data.batches import inputs_of, tree_map
+from .._model.call_trace import Call, plain_name
+from .._model.losses import FindLogits, find_logits
+from .._model.model_pass import opened, runnable
 from ..errors import DataError, FormatError, LayerError, MismatchError, TargetError
 from ..representation import container
 
@@ -36,7 +35,8 @@ _DRAWS = 10  # labels drawn a sample beyond that
 _FLOATS = 2**26  # of gradients held at once, unless chunk says otherwise
 
 
-@dataclass(frozen=True)
+@by_content
+@dataclass(frozen=True, eq=False)
 class TaskEmbedding:
     """The Fisher information of each filter, by the name of its weight, in order of execution."""
 
@@ -113,7 +113,7 @@ class TaskEmbedding:
                 f"{path} holds no TaskEmbedding; expected a file written by TaskEmbedding.save"
             )
         fisher = {name: tensors[str(i)] for i, name in enumerate(header["parameters"])}
-        return TaskEmbedding(MappingProxyType(fisher), **header["task2vec"])
+        return TaskEmbedding(fisher, **header["task2vec"])
 
 
 def task2vec(
@@ -124,7 +124,7 @@ def task2vec(
     head: bool = False,
     chunk: int | None = None,
     seed: int = 0,
-    logits: Callable[[Any], Tensor] | None = None,
+    logits: FindLogits | None = None,
     name: str | None = None,
 ) -> TaskEmbedding:
     """Embed a task: the diagonal Fisher information of a network's filters on the task's data.
@@ -153,43 +153,41 @@ def task2vec(
         raise DataError(f'draws must be 1 or more, None or "auto"; found {draws!r}')
     if chunk is not None and chunk < 1:
         raise DataError(f"chunk must be 1 or more, or None; found {chunk!r}")
-    model = unwrap(model)
     if chunk is None:
-        chunk = max(1, min(128, _FLOATS // max(1, sum(p.numel() for p in model.parameters()))))
-    with untouched(model):
-        device = next((p.device for p in model.parameters()), None)
-        source = sources.source(data, seed=0, block=chunk, shard=(0, 1))
-        first = batches.to_device(source.first, device)
-        find = logits or targets.find_logits
-        classes = _classes(model, first, find)
-        weights = _filters(model, first, head)
-        rest = {k: v for k, v in model.state_dict(keep_vars=True).items() if k not in weights}
+        size = sum(p.numel() for p in runnable(model).parameters())
+        chunk = max(1, min(128, _FLOATS // max(1, size)))
+    find = logits or find_logits
+    with opened(model, data, block=chunk) as run:
+        classes = _classes(find(run.outputs))
+        weights = _filters(run.model, run.calls, head)
+        rest = {k: v for k, v in run.model.state_dict(keep_vars=True).items() if k not in weights}
         whole = draws is None or (draws == "auto" and classes <= _EXACT_UP_TO)
         labels = 0 if whole else draws if isinstance(draws, int) else _DRAWS
         generator = torch.Generator().manual_seed(seed)
-        per_sample = _squares(model, {k: v.detach() for k, v in rest.items()}, find)
+        per_sample = _squares(run.model, {k: v.detach() for k, v in rest.items()}, find)
         totals = {k: torch.zeros(len(w), dtype=torch.float64) for k, w in weights.items()}
         count = 0
-        for inputs, n in _inputs(source, chunk, device):
-            u = torch.rand(n, labels, generator=generator).to(device or "cpu")
-            for key, square in vmap(per_sample, (None, 0, 0))(weights, inputs, u).items():
+        for batch, samples in run.batches(chunk):
+            n = len(batch.indices)
+            u = torch.rand(n, labels, generator=generator).to(run.device or "cpu")
+            squares = vmap(per_sample, (None, 0, 0))(weights, inputs_of(samples), u)
+            for key, square in squares.items():
                 totals[key] += square.sum(0).double().cpu()
             count += n
     fisher = {key: total / count for key, total in totals.items()}
     if not all(bool(torch.isfinite(x).all()) for x in fisher.values()):
         raise DataError("NaN or Inf in the gradients; repair the data or the model")
-    label = name or type(model).__name__
-    return TaskEmbedding(MappingProxyType(fisher), count, labels or None, label)
+    return TaskEmbedding(fisher, count, labels or None, name or type(run.model).__name__)
 
 
 def _squares(
-    model: nn.Module, fixed: dict[str, Tensor], find: Callable[[Any], Tensor]
+    model: nn.Module, fixed: dict[str, Tensor], find: FindLogits
 ) -> Callable[[dict[str, Tensor], Any, Tensor], dict[str, Tensor]]:
     """The function from (weights, one sample, uniforms) to its expected squared gradients."""
 
     def per_sample(weights: dict[str, Tensor], sample: Any, u: Tensor) -> dict[str, Tensor]:
         def log_p(w: dict[str, Tensor]) -> Tensor:  # (classes,)
-            batch = batches.tree_map(lambda x: x[None], sample)
+            batch = tree_map(lambda x: x[None], sample)
             by_name = isinstance(batch, Mapping)
             args, kwargs = ((), dict(batch)) if by_name else ((batch,), {})
             out = functional_call(model, (w, fixed), args, kwargs)
@@ -215,17 +213,7 @@ def _squares(
     return per_sample
 
 
-def _inputs(
-    source: sources.Source, batch_size: int, device: torch.device | None
-) -> Iterator[tuple[Any, int]]:
-    for chunks, batch in source.batches(batch_size):
-        inputs = batches.inputs_of(batches.to_device(batch, device))
-        yield inputs, sum(len(chunk.indices) for chunk in chunks)
-
-
-def _classes(model: nn.Module, first: Any, find: Callable[[Any], Tensor]) -> int:
-    with torch.no_grad():
-        z = find(run_by_convention(model, first))
+def _classes(z: Tensor) -> int:
     if z.ndim != 2 or z.shape[1] < 2:
         raise TargetError(
             "expected logits (samples, classes) of two or more classes, found an output of shape "
@@ -234,19 +222,18 @@ def _classes(model: nn.Module, first: Any, find: Callable[[Any], Tensor]) -> int
     return z.shape[1]
 
 
-def _filters(model: nn.Module, first: Any, head: bool) -> dict[str, Tensor]:
+def _filters(model: nn.Module, calls: Sequence[Call], head: bool) -> dict[str, Tensor]:
     """Weights with filters, in order of execution, the last one's left out unless asked for."""
-    ran = [c.module for c in trace(model, lambda: run_by_convention(model, first)) if c.weighted]
-    modules = list(dict.fromkeys(ran))
+    modules = list(dict.fromkeys(call.module for call in calls if call.weighted))
     if not head:
         modules = modules[:-1]
-    own = dict(model.named_parameters())
-    names = [k for m in modules for k in own if k.rpartition(".")[0] == m and own[k].ndim > 1]
+    own = {plain_name(name): (name, p) for name, p in model.named_parameters() if p.ndim > 1}
+    names = [key for m in modules for key in own if key.rpartition(".")[0] == m]
     if not names:
         raise LayerError(
             "found no layer with weights before the head; pass head=True to embed the head itself"
         )
-    return {name: own[name].detach() for name in names}
+    return {own[key][0]: own[key][1].detach() for key in names}
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:

@@ -23,16 +23,29 @@ class OrderCheck:
         self._means: list[Tensor] = []
         self._counts: list[int] = []
         self._within = 0.0
+        self._waiting: list[Tensor] = []  # parts of a block that is not whole yet
 
-    def add(self, features: Tensor, blocks: Sequence[tuple[int, int]]) -> None:
-        """Take in a batch (n, d) whose rows [start, stop) form blocks."""
-        for start, stop in blocks:
-            if stop - start > 1 and len(self._means) < _BLOCKS:
-                rows = features[start:stop, :_COLUMNS].float()
-                mean = rows.mean(0)
-                self._within += float((rows - mean).square().sum())
-                self._means.append(mean.cpu())
-                self._counts.append(stop - start)
+    def add(
+        self, features: Tensor, blocks: Sequence[tuple[int, int]], *, ends: bool = True
+    ) -> None:
+        """Take in a batch (n, d) whose rows [start, stop) form blocks, or a part, if not `ends`."""
+        for start, stop in blocks if len(self._means) < _BLOCKS else ():
+            rows = features[start:stop, :_COLUMNS].float()
+            # the network may write over what waits
+            self._waiting.append(rows if ends else rows.clone())
+            if ends:
+                self.end_block()
+
+    def end_block(self) -> None:
+        """The parts that wait are a whole block."""
+        if not self._waiting:
+            return
+        rows, self._waiting = torch.cat(self._waiting), []
+        if len(rows) > 1 and len(self._means) < _BLOCKS:
+            mean = rows.mean(0)
+            self._within += float((rows - mean).square().sum())
+            self._means.append(mean.cpu())
+            self._counts.append(len(rows))
 
     def share_between(self) -> float:
         """The share of variance between blocks, or 0 where random order could give as much.

@@ -1,8 +1,8 @@
 """Indices from exact kernels inside blocks of samples: unbiased sums, jackknife, chance level.
 
 Each block says what it can about numerator and denominators of an index on the whole N × N kernel
-(`block_sums`). Blocks are nearly independent, so leaving out one at a time gives the standard
-error, and permuting the pairing of samples inside blocks the chance level (`chance`).
+(`pair_sums`). Blocks are nearly independent, so leaving out one at a time gives the standard
+error, and permuting the pairing of samples inside blocks the chance level (`chance_level`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from torch import Tensor
 
 from .._ops import packed_kernels as packing
 from ..errors import MismatchError
-from ..representation.representation import Layer, Representation
+from ..representation.layer import Layer
+from ..representation.representation import Representation
 from . import chance_level as chance
 from . import indices, kernels
+from .combinations import Index, Kernel
 from .pair_sums import Side, factors, least_visible, level, own_sums, pair_sums, side
 
 _DRAWS = 256  # permutations drawn in all, spread over the blocks
@@ -53,7 +55,7 @@ def runs(sizes: Sequence[int], at_once: int) -> list[tuple[int, int]]:
 
 def stacked(
     layers: Iterable[Layer],
-    kernel: str,
+    kernel: Kernel,
     sizes: Sequence[int],
     device: str | torch.device = "cpu",
     *,
@@ -67,7 +69,7 @@ def stacked(
     layers = list(layers)
     kinds = kernels.needs(kernel)
     scale = {
-        kind: torch.tensor([[max(x.moments[f"trace_{kind}"], 1e-300)] for x in layers]).double()
+        kind: torch.tensor([[max(x.recorded(kind).trace, 1e-300)] for x in layers]).double()
         for kind in kinds
     }
     for start, stop in runs(sizes, at_once):
@@ -75,8 +77,8 @@ def stacked(
         t = n * (n - 1) // 2
         entries, diagonals = {}, {}
         for kind in kinds:
-            packed = [x.tensor(f"{kind}.blocks.triangle")[start:stop, :t].T for x in layers]
-            diagonal = [x.tensor(f"{kind}.blocks.diagonal")[start:stop, :n] for x in layers]
+            packed = [x.packed_blocks(kind).triangle[start:stop, :t].T for x in layers]
+            diagonal = [x.packed_blocks(kind).diagonal[start:stop, :n] for x in layers]
             diagonals[kind] = torch.stack(diagonal, 1).flatten(0, 1).to(device).double()
             rows = torch.stack(packed, 2).to(device).flatten(1).T
             entries[kind] = packing.unpack16(rows, diagonals[kind])
@@ -95,7 +97,7 @@ def stacked(
 
 
 def kernel_blocks(
-    layer: Layer, kernel: str, sizes: Sequence[int]
+    layer: Layer, kernel: Kernel, sizes: Sequence[int]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Each block of one layer: strict lower triangle (n(n-1)/2,) and diagonal (n,), float64."""
     for triangles, diagonals in stacked([layer], kernel, sizes):
@@ -144,8 +146,8 @@ def weights(sizes: Sequence[int], samples: float, *, centre: bool) -> Tensor:  #
 def scores(
     a: Representation,
     b: Representation,
-    kernel: str,
-    index: str,
+    kernel: Kernel,
+    index: Index,
     centre: bool,
     device: str | torch.device = "cpu",
 ) -> Estimate:
@@ -214,7 +216,7 @@ def scores(
     )
 
 
-def _prepared(triangle: Tensor, diagonal: Tensor, index: str, centre: bool) -> Side:
+def _prepared(triangle: Tensor, diagonal: Tensor, index: Index, centre: bool) -> Side:
     if index == "rsa":
         return side(*_distances(triangle, diagonal))
     return (level if centre else side)(triangle, diagonal)

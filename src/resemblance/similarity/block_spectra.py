@@ -13,6 +13,7 @@ from .._ops import packed_kernels as packing
 from ..representation.representation import Representation
 from . import indices
 from .block_estimates import Estimate, jackknife, stacked
+from .combinations import Kernel
 
 _FINEST_TRACE = 1e-4  # of the raw trace: a centred one below this is round-off of int16 entries
 
@@ -20,7 +21,7 @@ _FINEST_TRACE = 1e-4  # of the raw trace: a centred one below this is round-off 
 def nbs_scores(
     a: Representation,
     b: Representation,
-    kernel: str,
+    kernel: Kernel,
     centre: bool,
     device: str | torch.device = "cpu",
 ) -> Estimate:
@@ -64,7 +65,7 @@ def _visible(trace: Tensor, raw: Tensor) -> Tensor:  # (L,), (L,) -> (L,) bool
 def spectral_scores(
     a: Representation,
     b: Representation,
-    kernel: str,
+    kernel: Kernel,
     centre: bool,
     device: str | torch.device = "cpu",
     *,
@@ -97,7 +98,7 @@ def spectral_scores(
 
 
 def _spectra(
-    rep: Representation, kernel: str, centre: bool, device: str | torch.device
+    rep: Representation, kernel: Kernel, centre: bool, device: str | torch.device
 ) -> Tensor:  # (k, L, n)
     """Eigenvalues of every full block, largest first; NaN for a layer that is constant."""
     size = max(rep.block_sizes)

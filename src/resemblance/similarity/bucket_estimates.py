@@ -17,27 +17,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import MismatchError
-from ..representation.representation import Layer, Representation
+from ..representation.layer import Layer
+from ..representation.representation import Representation
 from . import indices, kernels
 from .block_estimates import Estimate
+from .combinations import Index, Kernel
 
 _GROUPS = 8  # disjoint groups of buckets, each a sketch of its own share of the samples
 _FINEST = 1e-6  # of a trace: what centring float32 sums leaves of a constant layer
 
 
-def kernel_matrix(layer: Layer, kernel: str, *, centre: bool, paper: bool) -> Tensor:  # (M, M)
+def kernel_matrix(layer: Layer, kernel: Kernel, *, centre: bool, paper: bool) -> Tensor:  # (M, M)
     """A named kernel formed from a layer's bucket kernels, in float64."""
     kinds = kernels.needs(kernel)
     exact = centre and not paper  # samples are centred before sketching; only then is it a sketch
-    if exact and kernel in ("product", "transport"):
-        raise MismatchError(
-            f"the {kernel} kernel cannot be centred from buckets, which hold no centred {kernel}; "
-            'use centre=False, or estimator="blocks" on shared data'
-        )
     parts = {kind: layer.buckets(kind, centre=exact) for kind in kinds}
     scale = {
-        kind: torch.tensor(1.0 if paper else max(layer.moments[f"trace_{kind}"], 1e-300)).double()
+        kind: torch.tensor(1.0 if paper else max(layer.recorded(kind).trace, 1e-300)).double()
         for kind in kinds
     }
     if kernel == "transport":
@@ -50,8 +46,8 @@ def kernel_matrix(layer: Layer, kernel: str, *, centre: bool, paper: bool) -> Te
 def scores(
     a: Representation,
     b: Representation,
-    kernel: str,
-    index: str,
+    kernel: Kernel,
+    index: Index,
     centre: bool,
     device: str | torch.device = "cpu",
     *,
@@ -80,7 +76,7 @@ def scores(
 
 
 def _visible_kernels(
-    rep: Representation, kernel: str, centre: bool, paper: bool
+    rep: Representation, kernel: Kernel, centre: bool, paper: bool
 ) -> Tensor:  # (L, M, M)
     """The kernels of all layers; zeros for one of which centring left nothing but round-off."""
     out = []
@@ -92,7 +88,7 @@ def _visible_kernels(
 
 
 def _score(
-    one: Tensor, two: Tensor, index: str, corrected: bool, n1: float, n2: float
+    one: Tensor, two: Tensor, index: Index, corrected: bool, n1: float, n2: float
 ) -> Tensor:  # (L1, M, M), (L2, M, M) -> (L1, L2)
     if index == "nbs":
         factor1, factor2 = indices.factor(one), indices.factor(two)

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._atomic_files import write_atomically
+from .._by_content import by_content
 from ..errors import FormatError, optional
+from .combinations import Estimator, Index, Kernel
 
 if TYPE_CHECKING:
     import pandas
@@ -32,7 +34,8 @@ class Match:
     aligned_scores: tuple[float, ...]
 
 
-@dataclass(frozen=True)
+@by_content
+@dataclass(frozen=True, eq=False)
 class Comparison:
     """Similarities of the layers of two networks. Rows are layers of `a`, columns those of `b`."""
 
@@ -43,10 +46,10 @@ class Comparison:
     stderr: np.ndarray
     chance: np.ndarray | None  # mean score when samples are paired at random; None if not known
     chance_high: np.ndarray | None  # its 95 % quantile
-    kernel: str
-    index: str
+    kernel: Kernel
+    index: Index
     centre: bool
-    estimator: str  # "blocks", "buckets" or "paper"
+    estimator: Estimator
     paired: bool  # whether both saw the same samples
     samples: tuple[int, int]  # that entered the scores
     notes: tuple[str, ...]

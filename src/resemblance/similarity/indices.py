@@ -1,9 +1,8 @@
 """Similarity of two kernel matrices over the same items: plain formulas on arrays.
 
-`cka` and `nbs` are public and take NumPy or torch matrices; `spectral` and `rsa` complete the set.
-All compute in float64, and all are unchanged when either kernel is scaled or when the items of
-both are permuted together. Estimating these from part of the entries is the business of
-`from_blocks` and `from_buckets`.
+`cka` and `nbs` take NumPy or torch matrices, compute in float64, and are unchanged when either
+kernel is scaled or when the items of both are permuted together. Estimating these, and other
+indices, from part of the entries is the business of `block_estimates` and `bucket_estimates`.
 """
 
 from __future__ import annotations
@@ -15,18 +14,9 @@ from torch import Tensor
 
 from ..errors import DataError
 
-INDICES = ("cka", "cka-debiased", "nbs", "spectral", "rsa")
-
 # A kernel computed in float32 may have eigenvalues this far below zero, relative to the largest;
 # anything lower is not a kernel.
 _NEGATIVE = 1e-5
-
-
-def check(index: str) -> str:
-    """The index's name, or an error that lists them."""
-    if index not in INDICES:
-        raise DataError(f"index must be one of {', '.join(INDICES)}; found {index!r}")
-    return index
 
 
 def cka(k1: Any, k2: Any, *, centre: bool = True) -> float:
@@ -59,38 +49,6 @@ def nbs(k1: Any, k2: Any) -> float:
     """
     a, b = (factor(_semi_definite(k)) for k in _pair(k1, k2))
     return _ratio(nuclear(a, b), a.norm() * b.norm())
-
-
-def spectral(k1: Any, k2: Any) -> float:
-    """Cosine between the sorted eigenvalues of two kernels: needs no pairing of items, in [0, 1].
-
-    It sees how variance is spread over directions and nothing else: any two kernels with
-    proportional spectra score 1. Cost: O(n³).
-
-    >>> import numpy as np
-    >>> round(spectral(np.diag([2.0, 1.0]), np.diag([1.0, 2.0])), 6)
-    1.0
-    """
-    a, b = (torch.linalg.eigvalsh(k).clamp_min(0).flip(0) for k in _pair(k1, k2, same=False))
-    n = min(len(a), len(b))  # the rest of the longer one meets zeros
-    return _ratio(a[:n] @ b[:n], a.norm() * b.norm())
-
-
-def rsa(k1: Any, k2: Any) -> float:
-    """Pearson correlation of the squared distances K_ii + K_jj − 2K_ij over pairs, in [−1, 1].
-
-    Reference: Kriegeskorte, Mur, Bandettini 2008. Cost: O(n²).
-
-    >>> import numpy as np
-    >>> x = np.array([[0.0], [1.0], [3.0]])
-    >>> round(rsa(x @ x.T, 2 * x @ x.T), 6)
-    1.0
-    """
-    a, b = _pair(k1, k2)
-    rows, columns = torch.tril_indices(len(a), len(a), -1)
-    x, y = ((k.diagonal()[:, None] + k.diagonal() - 2 * k)[rows, columns] for k in (a, b))
-    x, y = x - x.mean(), y - y.mean()
-    return _ratio(x @ y, x.norm() * y.norm())
 
 
 # -- algebra ------------------------------------------------------------------------------------
@@ -133,14 +91,14 @@ def norms(x: Tensor, y: Tensor) -> Tensor:  # (..., L1), (..., L2) -> (..., L1, 
     return torch.where(product > 0, product, torch.nan).sqrt()
 
 
-def _pair(k1: Any, k2: Any, same: bool = True) -> tuple[Tensor, Tensor]:
+def _pair(k1: Any, k2: Any) -> tuple[Tensor, Tensor]:
     a, b = (torch.as_tensor(k).detach().cpu().double() for k in (k1, k2))
     for k in (a, b):
         if k.ndim != 2 or k.shape[0] != k.shape[1]:
             raise DataError(f"expected a square kernel matrix, found shape {tuple(k.shape)}")
         if not torch.isfinite(k).all():
             raise DataError("expected finite kernels, found NaN or Inf; repair the features")
-    if same and a.shape != b.shape:
+    if a.shape != b.shape:
         raise DataError(
             f"expected kernels over the same items, found {len(a)} and {len(b)} of them; "
             "compare recordings of different data through their buckets"

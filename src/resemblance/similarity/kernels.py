@@ -21,36 +21,27 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..errors import DataError
+from ..representation.layer import KINDS, Kind
+from .combinations import Kernel
 from .indices import positive_root
-
-KERNELS = ("features", "gradients", "product", "sum", "elementwise", "transport")
 
 # Eigenvalues of K_f under this share of their mean are taken as zero when K_f is inverted.
 TRANSPORT_FLOOR = 1e-3
 
 
-def check(kernel: str) -> str:
-    """The kernel's name, or an error that lists them."""
-    if kernel not in KERNELS:
-        raise DataError(f"kernel must be one of {', '.join(KERNELS)}; found {kernel!r}")
-    return kernel
-
-
-def needs(kernel: str) -> tuple[str, ...]:
+def needs(kernel: Kernel) -> tuple[Kind, ...]:
     """What must have been recorded for a kernel."""
-    if kernel in ("features", "gradients", "elementwise"):
-        return (kernel,)
-    return ("features", "gradients")
+    own = tuple(kind for kind in KINDS if kind == kernel)
+    return own or ("features", "gradients")
 
 
-def entries(kernel: str, parts: Mapping[str, Tensor], scale: Mapping[str, Tensor]) -> Tensor:
+def entries(kernel: Kernel, parts: Mapping[Kind, Tensor], scale: Mapping[Kind, Tensor]) -> Tensor:
     """Entries of an entrywise kernel from entries of K_f and K_g; `scale` divides each in a sum."""
     if kernel == "product":
         return parts["features"] * parts["gradients"]
     if kernel == "sum":
         return parts["features"] / scale["features"] + parts["gradients"] / scale["gradients"]
-    return parts[kernel]
+    return parts[needs(kernel)[0]]
 
 
 def transport(kf: Tensor, kg: Tensor) -> Tensor:  # (..., n, n)

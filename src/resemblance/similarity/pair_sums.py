@@ -9,11 +9,14 @@ together with the counts for N, they estimate an inner product of the whole N ×
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from .._ops import packed_kernels as packing
+from .combinations import Index
 
 Side = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -56,6 +59,31 @@ def level(triangle: Tensor, diagonal: Tensor) -> Side:
     triangle = triangle - packing.picked(u, rows) - packing.picked(u, columns)
     diagonal = diagonal - 2 * u
     return triangle, diagonal, torch.zeros_like(sums), diagonal.sum(1), torch.zeros_like(total)
+
+
+def level_in_place(triangle: Tensor, diagonal: Tensor) -> Tensor:
+    """`level` of many kernels, in float32 and by matrix products; returns the new diagonal."""
+    n = diagonal.shape[1]
+    step = max(1, 2**22 // n)  # entries at a time, so that large blocks need no large matrix
+    parts = [(i, min(i + step, triangle.shape[1])) for i in range(0, triangle.shape[1], step)]
+    sums = torch.zeros_like(diagonal)
+    for start, stop in parts:
+        sums.addmm_(triangle[:, start:stop], _members(n, start, stop).to(sums))
+    u = sums / (n - 2) - sums.sum(1, keepdim=True) / (2 * (n - 1) * (n - 2))
+    for start, stop in parts:
+        triangle[:, start:stop].addmm_(u, _members(n, start, stop).to(u).T, alpha=-1)
+    return diagonal - 2 * u
+
+
+@functools.lru_cache(maxsize=1)
+def _members(n: int, start: int, stop: int) -> Tensor:  # (stop - start, n)
+    """Ones at the two samples that each entry of a packed triangle belongs to.
+
+    Entries times this are row sums, and this times u is u_i + u_j.
+    """
+    rows, columns = torch.tril_indices(n, n, -1)[:, start:stop]
+    out = torch.zeros(stop - start, n)
+    return out.scatter_(1, rows[:, None], 1.0).scatter_(1, columns[:, None], 1.0)
 
 
 def pair_sums(a: Side, b: Side, blocks: int = 1) -> Tensor:  # (9, g, L1, L2)
@@ -136,7 +164,7 @@ def covariance(sums: Tensor, n: int, samples: float) -> Tensor:
     return pairs - (m4 * quads + 4 * m3 * triples + 2 * m2 * pairs) / m2**2
 
 
-def factors(index: str, n: int, samples: float, *, centre: bool) -> Tensor:  # (9,)
+def factors(index: Index, n: int, samples: float, *, centre: bool) -> Tensor:  # (9,)
     """How the nine sums of a block of n samples add up to an estimate, which is linear in them."""
     nine = torch.eye(9, dtype=torch.float64)
     if index == "rsa":

@@ -1,26 +1,24 @@
 """`compare`: two Representations in, a table of similarities with standard errors out.
 
-This module decides which estimator may be used, and refuses what cannot be compared. The arithmetic
-is in `from_blocks` and `spectra` (exact kernels of shared samples) and in `from_buckets` (sketches
-of any data), the result in `comparison`.
+This module decides which estimator is used, and refuses files that cannot be compared. The
+arithmetic is in `block_estimates` and `block_spectra` (exact kernels of shared samples) and in
+`bucket_estimates` (sketches of any data), the result in `comparison`.
 """
 
 from __future__ import annotations
 
 import warnings
+from typing import Literal
 
 import numpy as np
 import torch
 
-from ..errors import DataError, MismatchError, ResemblanceWarning
+from ..errors import MismatchError, ResemblanceWarning
 from ..representation.representation import Representation, difference
-from . import block_estimates as from_blocks
-from . import block_spectra as spectra
-from . import bucket_estimates as from_buckets
-from . import indices, kernels
+from . import block_estimates, block_spectra, bucket_estimates, combinations, kernels
+from .combinations import Estimator, Index, Kernel
 from .comparison import Comparison
 
-ESTIMATORS = ("auto", "blocks", "buckets", "paper")
 _UNPAIRED = (
     "the two networks saw different samples, which are paired by position alone: such scores mean "
     "little in theory. No labels are needed, so record both on one shared set of samples instead"
@@ -39,10 +37,10 @@ def compare(
     a: Representation,
     b: Representation,
     *,
-    kernel: str = "product",
-    index: str = "cka",
+    kernel: Kernel = "product",
+    index: Index = "cka",
     centre: bool | None = None,
-    estimator: str = "auto",
+    estimator: Estimator | Literal["auto"] = "auto",
     device: str | torch.device = "cpu",
 ) -> Comparison:
     """How alike two networks are, layer by layer, with standard errors and a chance level.
@@ -64,7 +62,7 @@ def compare(
             takes buckets, whose bias is smaller, but for the product, which they do not sketch.
         device: where to compute, such as `"cuda"`; on the CPU by default.
 
-    Bias and cost: see `from_blocks.scores` and `from_buckets.scores`.
+    Bias and cost: see `block_estimates.scores` and `bucket_estimates.scores`.
 
     >>> import torch, resemblance as rs
     >>> x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
@@ -72,14 +70,12 @@ def compare(
     >>> float(rs.compare(rep, rep, kernel="features").scores[0, 0].round(6))
     1.0
     """
-    kernels.check(kernel)
-    indices.check(index)
-    if estimator not in ESTIMATORS:
-        raise DataError(f"estimator must be one of {', '.join(ESTIMATORS)}; found {estimator!r}")
+    combinations.check_names(kernel, index, estimator)
     check_recorded(a, b, kernel)
     estimator = _choose(a, b, kernel, index, estimator)
     if centre is None:
         centre = kernel == "features" and estimator != "paper"
+    combinations.check("compare", kernel, index, estimator, centre)
     paired = same_samples(a, b)
     if estimator == "blocks":
         samples = (sum(a.block_sizes), sum(b.block_sizes))
@@ -87,7 +83,7 @@ def compare(
     else:
         samples = (a.samples, b.samples)
         paper = estimator == "paper"
-        estimate = from_buckets.scores(a, b, kernel, index, centre, device, paper=paper)
+        estimate = bucket_estimates.scores(a, b, kernel, index, centre, device, paper=paper)
     notes = _notes(kernel, index, estimator)
     alarms = [] if paired or index == "spectral" else [_UNPAIRED]
     alarms += _constant_layers(a, b, estimate.alive)
@@ -111,7 +107,13 @@ def compare(
     )
 
 
-def _choose(a: Representation, b: Representation, kernel: str, index: str, estimator: str) -> str:
+def _choose(
+    a: Representation,
+    b: Representation,
+    kernel: Kernel,
+    index: Index,
+    estimator: Estimator | Literal["auto"],
+) -> Estimator:
     """The estimator to use, or an error that says why the one asked for cannot be."""
     no_block = no_blocks(a, b, paired=index != "spectral")
     no_bucket = no_buckets(a, b)
@@ -120,11 +122,7 @@ def _choose(a: Representation, b: Representation, kernel: str, index: str, estim
         more = not no_bucket and a.settings.buckets > a.settings.block
         sketched = index == "nbs" and kernel != "product" and more
         estimator = "buckets" if no_block or sketched else "blocks"
-    if index in ("rsa", "cka-debiased") and estimator != "blocks":
-        raise MismatchError(
-            f"{index} needs blocks of shared samples: {no_block or f'estimator is {estimator!r}'}; "
-            "record both on the same samples, or use index='cka'"
-        )
+    combinations.check("compare", kernel, index, estimator, obstacle=no_block)
     if estimator == "blocks" and no_block:
         raise MismatchError(
             f"blocks cannot be compared: {no_block}; record both with the same data, seed and "
@@ -141,21 +139,21 @@ def _choose(a: Representation, b: Representation, kernel: str, index: str, estim
 def _from_blocks(
     a: Representation,
     b: Representation,
-    kernel: str,
-    index: str,
+    kernel: Kernel,
+    index: Index,
     centre: bool,
     paired: bool,
     device: str | torch.device,
-) -> from_blocks.Estimate:
+) -> block_estimates.Estimate:
     if index == "nbs":
-        return spectra.nbs_scores(a, b, kernel, centre, device)
+        return block_spectra.nbs_scores(a, b, kernel, centre, device)
     if index == "spectral":
         together = paired and a.block_numbers == b.block_numbers
-        return spectra.spectral_scores(a, b, kernel, centre, device, paired=together)
-    return from_blocks.scores(a, b, kernel, index, centre, device)
+        return block_spectra.spectral_scores(a, b, kernel, centre, device, paired=together)
+    return block_estimates.scores(a, b, kernel, index, centre, device)
 
 
-def _notes(kernel: str, index: str, estimator: str) -> list[str]:
+def _notes(kernel: Kernel, index: Index, estimator: Estimator) -> list[str]:
     """What the reader of a score should know about how it was made."""
     notes = []
     if kernel == "product" and estimator == "buckets":
@@ -192,7 +190,7 @@ def constant_layer(model: str, name: str) -> str:
 
 def same_samples(a: Representation, b: Representation) -> bool:
     """Whether both were recorded on the same samples, by fingerprint."""
-    return a.samples == b.samples and a.data["fingerprint"] == b.data["fingerprint"]
+    return a.samples == b.samples and a.data.fingerprint == b.data.fingerprint
 
 
 def no_blocks(a: Representation, b: Representation, *, paired: bool = True) -> str | None:
@@ -219,7 +217,7 @@ def no_buckets(a: Representation, b: Representation) -> str | None:
     return difference(a, b, ("seed", "buckets", "per_sample", "max_dim"))
 
 
-def check_recorded(a: Representation, b: Representation, kernel: str) -> None:
+def check_recorded(a: Representation, b: Representation, kernel: Kernel) -> None:
     """An error if a kernel was not recorded, or not in the same way, by both."""
     for rep in (a, b):
         for kind in kernels.needs(kernel):

@@ -7,16 +7,15 @@ touched. The colour map is viridis, which reads the same with and without colour
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-
-COLOURS = "viridis"
-_INK = "#333333"
+    from matplotlib.image import AxesImage
 
 
 def figure(width: float, height: float) -> Figure:
@@ -27,25 +26,17 @@ def figure(width: float, height: float) -> Figure:
 
 
 def heatmap(
-    axes: Axes,
-    values: np.ndarray,  # (rows, columns)
-    rows: Sequence[str],
-    columns: Sequence[str],
-    *,
-    low: float = 0.0,
-    high: float = 1.0,
-) -> Any:
-    """A map with layer names, and the values where they fit; NaN is left blank."""
-    image = axes.imshow(values, cmap=COLOURS, vmin=low, vmax=high, aspect="auto")
-    for axis, names, turn in ((axes.yaxis, rows, 0), (axes.xaxis, columns, 90)):
-        step = -(-len(names) // 32)  # more names than this overlap
-        axis.set_ticks(range(0, len(names), step), [shorten(n) for n in names[::step]])
-        axis.set_tick_params(labelrotation=turn, labelsize=8, length=0)
+    axes: Axes, values: np.ndarray, rows: Sequence[str], columns: Sequence[str]
+) -> AxesImage:
+    """A map from 0 to 1 with names, and the values where they fit; NaN is left blank."""
+    image = axes.imshow(values, cmap="viridis", vmin=0, vmax=1, aspect="auto")
+    _name(axes.yaxis, rows, 32)
+    _name(axes.xaxis, columns, 32, rotation=90)
+    axes.tick_params(length=0)
     if len(columns) <= 14 and len(rows) <= 20:
         for (i, j), value in np.ndenumerate(values):
             if np.isfinite(value):
-                bright = (value - low) / (high - low) > 0.55
-                colour = "black" if bright else "white"
+                colour = "black" if value > 0.55 else "white"  # on bright and on dark
                 axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
     for spine in axes.spines.values():
         spine.set_visible(False)
@@ -66,8 +57,7 @@ def curve(
     axes.errorbar(x, values, yerr=2 * np.nan_to_num(stderr), fmt="o-", ms=4, capsize=2, label=label)
     if chance is not None:
         axes.fill_between(x, chance[0], chance[1], color="0.8", lw=0, label="chance (mean to 95 %)")
-    step = -(-len(names) // 24)
-    axes.set_xticks(x[::step], [shorten(n) for n in names[::step]], rotation=90, fontsize=8)
+    _name(axes.xaxis, names, 24, rotation=90)
     axes.grid(axis="y", color="0.9", lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -89,7 +79,7 @@ def clustered(
     for i, (left, right, level, _) in enumerate(links):
         y = [place[int(left)], place[int(right)]]
         x = [height[int(left)], level, level, height[int(right)]]
-        tree.plot(x, [y[0], *y, y[1]], color=_INK, lw=1)
+        tree.plot(x, [y[0], *y, y[1]], color="#333333", lw=1)
         place[n + i], height[n + i] = float(np.mean(y)), float(level)
     tree.invert_xaxis()
     tree.set_xlabel("1 − similarity", fontsize=8)
@@ -106,3 +96,10 @@ def clustered(
 def shorten(name: str, limit: int = 28) -> str:
     """A long dotted name with its middle left out."""
     return name if len(name) <= limit else f"{name[: limit // 2 - 1]}…{name[-limit // 2 :]}"
+
+
+def _name(axis: Axis, names: Sequence[str], most: int, rotation: int = 0) -> None:
+    """Names along an axis, evenly thinned out where more than `most` would overlap."""
+    step = -(-len(names) // most)
+    labels = [shorten(name) for name in names[::step]]
+    axis.set_ticks(range(0, len(names), step), labels, rotation=rotation, fontsize=8)

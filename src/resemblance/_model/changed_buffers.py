@@ -1,0 +1,76 @@
+"""Buffers that a forward pass writes into, seen in a trial and put back after the pass.
+
+Counters, caches and running statistics would otherwise stay changed, and the fingerprint of the
+weights with them. Copying every buffer beforehand could double a model; here a buffer is copied
+just before an operation first writes into it, so a model that writes into none costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class ChangedBuffers(TorchDispatchMode):
+    """In a `with` block, watches what is written; `put_back` then undoes it, now or later."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._homes = [(module, dict(module._buffers)) for module in model.modules()]
+        self._watched: dict[int, list[Tensor]] = {}  # by storage, which views share
+        for _, buffers in self._homes:
+            for buffer in buffers.values():
+                if buffer is not None and _plain(buffer):
+                    self._watched.setdefault(_storage(buffer), []).append(buffer)
+        self._copies: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        schema = getattr(function, "_schema", None)
+        if schema is not None and self._watched:
+            given = {**{a.name: x for a, x in zip(schema.arguments, args, strict=False)}, **kwargs}
+            training = given.get("training", given.get("train"))
+            for argument in schema.arguments:
+                # batch norms do not declare that they write their running statistics
+                silent = training and argument.name in ("running_mean", "running_var")
+                if silent or (argument.alias_info and argument.alias_info.is_write):
+                    self._keep(given.get(argument.name))
+        return function(*args, **kwargs)
+
+    def _keep(self, value: Any) -> None:
+        for each in value if isinstance(value, tuple | list) else [value]:
+            if _plain(each):
+                written = self._watched.pop(_storage(each), [])
+                self._copies += [(buffer, buffer.detach().clone()) for buffer in written]
+
+    def put_back(self) -> None:
+        """Give every buffer its place and what it held; those that were not there go."""
+        for module, buffers in self._homes:
+            if any(module._buffers.get(name) is not x for name, x in buffers.items()) or len(
+                buffers
+            ) != len(module._buffers):
+                module._buffers.clear()
+                module._buffers.update(buffers)
+        with torch.no_grad():
+            for buffer, copy in self._copies:
+                buffer.copy_(copy)
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and not _wrapped(value)
+
+
+def _wrapped(value: Tensor) -> bool:
+    """Whether it is a subclass with insides of its own, which has no storage to speak of."""
+    return type(value) not in (Tensor, nn.Parameter, nn.Buffer)
+
+
+def _storage(value: Tensor) -> int:
+    return int(value.untyped_storage()._cdata)

@@ -1,0 +1,48 @@
+"""What is printed: numbers, tables that fit a pipe, JSON in a file or instead of a table."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from made_up import comparison
+from resemblance.cli import tables
+
+
+def test_no_colours_in_a_pipe(recorded):
+    _, out, _ = recorded("compare", "a.rsm", "b.rsm")
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.126, "0.13"),
+        (-0.5, "-0.50"),
+        (10, "10.00"),
+        (123.4, "123"),
+        (None, ""),
+        (float("nan"), ""),
+    ],
+)
+def test_a_number_has_two_decimals_or_three_digits(value, shown):
+    assert tables.number(value) == shown
+
+
+def test_rows_and_columns_are_numbered_and_other_columns_named_below(capsys):
+    tables.show_scores(comparison([[0.25, 0.5]]))
+    head, _, row, _, caption = (line.split() for line in capsys.readouterr().out.splitlines()[1:])
+    assert (head, row) == (["1", "2"], ["1", "r0", "0.25", "0.50"])
+    assert caption == ["columns:", "1", "c0,", "2", "c1"]
+    tables.show_scores(comparison([[0.25]], columns=("r0",)))
+    assert "columns" not in capsys.readouterr().out
+
+
+def test_json_goes_to_a_file_or_takes_the_place_of_the_table(tmp_path, capsys):
+    assert not tables.wrote_json(None, [1])
+    assert not tables.wrote_json(str(tmp_path / "a.json"), {"at": tmp_path})
+    assert capsys.readouterr().out == ""
+    assert json.loads((tmp_path / "a.json").read_text()) == {"at": str(tmp_path)}
+    assert tables.wrote_json("-", [1])
+    assert json.loads(capsys.readouterr().out) == [1]

@@ -1,0 +1,39 @@
+"""What the demo leaves for its reader: commands that name its files, and a module that runs."""
+
+from __future__ import annotations
+
+import runpy
+import shlex
+
+import pytest
+import torch
+
+from resemblance._data.named_data import digits
+from resemblance.demo import folder
+from resemblance.demo.digit_networks import TRAINED_ON, DigitNet, Network
+
+
+@pytest.fixture
+def written(tmp_path):
+    nets = [Network("ten", "ten digits", DigitNet(10), 0.943), Network("two", "", DigitNet(2), 1)]
+    folder.write(tmp_path, nets, ["It holds {braces}.", "It is ± 1."])
+    return tmp_path
+
+
+def test_the_readme_holds_findings_networks_and_a_command_for_each(written):
+    text = (written / "README.md").read_text(encoding="utf-8")
+    assert "\n- It holds {braces}.\n- It is ± 1.\n" in text
+    assert "\n| ten | ten digits | 94.3% |\n" in text
+    records = [shlex.split(line) for line in text.splitlines() if "resemblance record" in line]
+    assert [words[words.index("--model") + 1] for words in records] == [
+        "networks.py:ten_digits",
+        "networks.py:odd_even",
+    ]
+    assert "\nresemblance report ten.rsm two.rsm -o report.html\n" in text
+
+
+def test_the_module_builds_the_networks_and_the_images(written):
+    names = runpy.run_path(str(written / "networks.py"))
+    assert names["ten_digits"]().state_dict().keys() == DigitNet(10).state_dict().keys()
+    assert names["odd_even"]().head.out_features == 2
+    assert torch.equal(names["unseen"](), digits()[0][TRAINED_ON:])

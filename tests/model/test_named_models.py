@@ -1,0 +1,91 @@
+"""Models by name, from real libraries, without a network."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import resemblance as rs
+from resemblance._model.named_models import load_model, load_weights
+from resemblance.errors import DataError, FormatError
+
+
+def needs(package):
+    missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(missing, reason=f"needs {package}, which is not installed")
+
+
+@pytest.fixture
+def torchvision():
+    """torchvision, also where its compiled operators do not load."""
+    try:
+        import torchvision
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.startswith("torchvision")]:
+            del sys.modules[name]
+        library = torch.library.Library("torchvision", "DEF")
+        library.define("nms(Tensor dets, Tensor scores, float threshold) -> Tensor")
+        library.define("qnms(Tensor dets, Tensor scores, float threshold) -> Tensor")
+        import torchvision
+
+        torchvision._kept = library  # the operators live as long as this
+    return torchvision
+
+
+@needs("torchvision")
+def test_a_torchvision_model_is_built_and_recorded(torchvision):
+    net = load_model("torchvision:resnet18")
+    rep = rs.record(net, torch.randn(16, 3, 64, 64), block=8)
+    assert rep.layer_names == [
+        "maxpool",
+        *(f"layer{i}.{j}" for i in (1, 2, 3, 4) for j in (0, 1)),
+        "fc:in",
+    ]
+
+
+@needs("torchvision")
+def test_an_unknown_torchvision_model_names_the_nearest(torchvision):
+    with pytest.raises(DataError, match="no model 'resnet17'; nearest: resnet1"):
+        load_model("torchvision:resnet17")
+
+
+@needs("timm")
+def test_a_timm_model_is_built_and_recorded(torchvision):
+    net = load_model("timm:vit_tiny_patch16_224")
+    rep = rs.record(net, torch.randn(4, 3, 224, 224), layers="auto", pool="mean", block=4)
+    assert rep.layer_names[1:-1] == [f"blocks.{i}" for i in range(12)]
+    with pytest.raises(DataError, match="timm has no model"):
+        load_model("timm:vit_of_the_future")
+
+
+@needs("transformers")
+def test_a_hugging_face_folder_is_loaded_and_recorded(torchvision, tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=50, n_positions=12)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt")
+    net = load_model(f"hf:{tmp_path / 'gpt'}")
+    ids = torch.randint(0, 50, (20, 12))
+    mask = (torch.arange(12) < torch.randint(4, 12, (20, 1))).long()
+    rep = rs.record(net, {"input_ids": ids, "attention_mask": mask}, pool="mean")
+    assert [n for n in rep.layer_names if ".h." in n] == ["transformer.h.0", "transformer.h.1"]
+    with pytest.raises(DataError, match="no Hugging Face model at"):
+        load_model(f"hf:{tmp_path / 'nowhere'}")
+
+
+def test_weights_in_a_checkpoint_and_what_is_refused(tmp_path):
+    net = nn.Linear(2, 3)
+    torch.save({"state_dict": nn.Linear(2, 3).state_dict(), "epoch": 3}, tmp_path / "c.pt")
+    load_weights(net, str(tmp_path / "c.pt"))
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(FormatError, match="holds list; expected a dict of tensors"):
+        load_weights(net, str(tmp_path / "list.pt"))
+    torch.save({**net.state_dict(), "more": torch.ones(1)}, tmp_path / "more.pt")
+    with pytest.raises(FormatError, match="1 unknown, such as more"):
+        load_weights(net, str(tmp_path / "more.pt"))
+    with pytest.raises(FormatError, match="no weights at"):
+        load_weights(net, str(tmp_path / "gone.pt"))

@@ -1,0 +1,21 @@
+"""Copies to a device. On a GPU they are seen in tests/test_cuda.py."""
+
+from __future__ import annotations
+
+import torch
+
+from resemblance._ops.device_copies import without_waiting
+
+
+def test_on_a_cpu_nothing_is_copied():
+    x = torch.arange(6.0).reshape(2, 3).t()
+    found = without_waiting(x, torch.device("cpu"))
+    assert found.data_ptr() == x.data_ptr()
+    assert torch.equal(found, x)
+
+
+def test_values_shapes_and_dtypes_go_along():
+    for dtype in (torch.uint8, torch.int32, torch.float64):
+        x = torch.arange(5).to(dtype)
+        found = without_waiting(x, torch.device("meta"))
+        assert (found.dtype, found.shape, found.device.type) == (dtype, (5,), "meta")

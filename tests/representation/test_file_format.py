@@ -1,0 +1,92 @@
+"""Representations as files: nothing lost, every name documented."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import networks
+import resemblance as rs
+import stored
+from resemblance.representation import container
+
+VECTORS = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
+SMALL = {"block": 4, "blocks": 64, "buckets": 16}
+
+
+def record(data=VECTORS, seed_of_model=0, **options):
+    return rs.record(networks.seeded(networks.MLP, seed=seed_of_model), data, **SMALL | options)
+
+
+@pytest.fixture(scope="module")
+def rep():
+    return record(elementwise=True, name="net", data_id="probe")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"elementwise": True, "keep_sums": True},
+        {"gradients": False},
+        {"buckets": 0},
+        {"blocks": 0},
+        {"block": 1},
+        {"per_sample": 2},
+        {"max_dim": 3},
+        {"shard": (1, 3)},
+    ],
+    ids=str,
+)
+def test_saving_and_loading_changes_nothing(tmp_path, options):
+    rep = record(**options)
+    path = rep.save(tmp_path / "net.rsm")
+    back = rs.load(str(path))
+    stored.assert_identical(back, rep)
+    assert back.made == rep.made
+    assert (back.complete, back.mergeable) == (rep.complete, rep.mergeable)
+
+
+def test_the_reader_in_the_documentation_reads_the_file(tmp_path, rep):
+    text = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    reader: dict = {}
+    exec(snippet, reader)
+    header, tensors = reader["read"](rep.save(tmp_path / "net.rsm"))
+    assert header["format"] == container.FORMAT
+    assert header["settings"] == dataclasses.asdict(rep.settings)
+    for i, layer in enumerate(rep):
+        assert header["layers"][i]["moments"] == stored.moments(layer)
+        assert set(header["layers"][i]) == {"name", "shape", "dim", "folded", "moments"}
+        for kind in layer.kinds:
+            buckets = reader["buckets"](tensors, i, kind)
+            assert np.allclose(buckets, layer.buckets(kind), rtol=1e-12)
+            c, r = tensors["signs"].astype(float), tensors[f"{i}.{kind}.buckets.mean"]
+            mean = header["layers"][i]["moments"][f"mean_{kind}"]
+            centred = buckets - np.outer(r, c) - np.outer(c, r) + mean * np.outer(c, c)
+            assert np.allclose(centred, layer.buckets(kind, centre=True), rtol=1e-6, atol=1e-9)
+            for b, expected in enumerate(layer.blocks(kind)):
+                assert np.allclose(reader["block"](tensors, i, kind, b), expected, rtol=1e-12)
+
+
+def test_every_name_in_a_file_is_in_the_documentation(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+    header, tensors = container.read(
+        record(elementwise=True, keep_sums=True).save(tmp_path / "net.rsm")
+    )
+    names = {name.split(".", 2)[-1] for name in tensors} | set(header)
+    names |= {key for part in ("settings", "model", "data", "made") for key in header[part]}
+    names |= set(header["layers"][0]) | set(header["layers"][0]["moments"])
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_a_ten_layer_network_at_the_defaults_stays_under_30_mb(tmp_path):
+    x = np.random.default_rng(0).normal(size=(8200, 3)).astype(np.float32)
+    layers = {f"layer{i}": x for i in range(10)}
+    path = rs.record_arrays(layers, layers, data_id="x").save(tmp_path / "ten.rsm")
+    assert 25e6 < path.stat().st_size < 30e6

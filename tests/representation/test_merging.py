@@ -1,0 +1,145 @@
+"""Shards recorded apart become one pass."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import networks
+import reference
+import resemblance as rs
+import stored
+from resemblance.errors import MismatchError
+
+VECTORS = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
+SMALL = {"block": 4, "blocks": 64, "buckets": 16}
+
+
+def record(data=VECTORS, seed_of_model=0, **options):
+    return rs.record(networks.seeded(networks.MLP, seed=seed_of_model), data, **SMALL | options)
+
+
+@pytest.fixture(scope="module")
+def rep():
+    return record(elementwise=True, name="net", data_id="probe")
+
+
+@settings(
+    max_examples=10,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(
+    n=st.integers(1, 5),
+    blocks=st.sampled_from([0, 2, 64]),
+    elementwise=st.booleans(),
+    per_sample=st.sampled_from([1, 2]),
+    data=st.data(),
+)
+def test_shards_merged_in_any_order_are_one_pass(n, blocks, elementwise, per_sample, data):
+    options = {"blocks": blocks, "elementwise": elementwise, "per_sample": per_sample}
+    whole = record(**options)
+    shards = [record(shard=(i, n), **options) for i in range(n)]
+    order = data.draw(st.permutations(shards))
+    merged = rs.merge(order)
+    stored.assert_identical(merged, rs.merge(shards))  # bit for bit, whatever the order
+    assert merged.complete
+    assert not merged.mergeable
+    for field in ("samples", "block_sizes", "block_numbers", "settings"):
+        assert getattr(merged, field) == getattr(whole, field)
+    assert merged.data.fingerprint == whole.data.fingerprint
+    for a, b in zip(merged, whole, strict=True):
+        assert stored.moments(a) == pytest.approx(stored.moments(b), rel=1e-5, abs=1e-9)
+        assert stored.tensors(a).keys() == stored.tensors(b).keys()
+        for kind in a.kinds:
+            assert reference.close(a.buckets(kind), b.buckets(kind).numpy(), 1e-5)
+            if blocks:
+                assert torch.allclose(a.blocks(kind), b.blocks(kind), rtol=1e-4, atol=1e-4)
+
+
+def test_merging_a_few_at_a_time():
+    shards = [record(shard=(i, 4)) for i in range(4)]
+    half = rs.merge([shards[3], shards[1]])
+    assert not half.complete
+    assert half.mergeable
+    whole, stepwise = rs.merge(shards), rs.merge([shards[2], half, shards[0]])
+    for a, b in zip(whole, stepwise, strict=True):
+        assert reference.close(b.buckets("features"), a.buckets("features").numpy(), 1e-6)
+        assert torch.equal(a.blocks("features"), b.blocks("features"))
+    assert stepwise.data == whole.data
+
+
+def test_merging_through_files(tmp_path):
+    shards = [record(shard=(i, 2)) for i in range(2)]
+    loaded = [rs.load(part.save(tmp_path / f"{i}.rsm")) for i, part in enumerate(shards)]
+    stored.assert_identical(rs.merge(loaded), rs.merge(shards))
+
+
+def test_merging_streams_and_features_alone():
+    for options in ({"gradients": False}, {"buckets": 0}, {"buckets": 0, "gradients": False}):
+        parts = [record([VECTORS], shard=(i, 2), **options) for i in range(2)]
+        merged, whole = rs.merge(parts), record([VECTORS], **options)
+        assert merged.samples == 60
+        assert torch.allclose(
+            merged["act1"].blocks("features"), whole["act1"].blocks("features"), rtol=1e-4
+        )
+
+
+def test_merging_one_keeps_what_it_has(rep):
+    stored.assert_identical(rs.merge([rep]), rep)
+    kept = record(keep_sums=True)
+    assert rs.merge([kept], keep_sums=True).mergeable
+    assert not rs.merge([kept]).mergeable
+
+
+def test_sums_can_be_kept_through_a_merge():
+    merged = rs.merge([record(shard=(i, 2)) for i in range(2)], keep_sums=True)
+    whole = record(keep_sums=True)
+    sums = [x["act1"].features.sums.buckets for x in (merged, whole)]
+    assert torch.allclose(*sums, atol=1e-5)
+
+
+def test_skipped_samples_are_counted_over_shards():
+    x = VECTORS.clone()
+    x[[3, 40]] = float("nan")
+    merged = rs.merge([record(x, shard=(i, 3), on_bad="skip") for i in range(3)])
+    whole = record(x, on_bad="skip")
+    assert (merged.samples, merged.data.skipped) == (58, 2)
+    assert merged.data.fingerprint == whole.data.fingerprint
+
+
+def refused():
+    """What cannot be merged with record(shard=(0, 2)), and the words that say why."""
+    return {
+        "twice": (record(shard=(0, 2)), r"shards overlap: \[\(0, 2\)\] came more than once"),
+        "seed": (record(shard=(1, 2), seed=1), "setting seed differs, 0 and 1"),
+        "buckets": (record(shard=(1, 2), buckets=32), "setting buckets differs, 16 and 32"),
+        "beta": (record(shard=(1, 2), beta=0.3), "setting beta differs, 0.5 and 0.3"),
+        "pool": (record(shard=(1, 2), pool="mean"), "setting pool differs"),
+        "model": (record(shard=(1, 2), seed_of_model=1), "model weights differs"),
+        "layers": (record(shard=(1, 2), layers="act1"), "layers differs"),
+        "shards": (record(shard=(1, 3)), "number of shards differs, 2 and 3"),
+        "total": (record(VECTORS[:59], shard=(1, 2)), "samples in all differs, 60 and 59"),
+        "id": (record(shard=(1, 2), data_id="x"), "data_id differs, None and 'x'"),
+        "sums": (record(shard=(1, 2)).without_sums(), "dropped its accumulators"),
+    }
+
+
+def test_what_is_no_shard_of_one_pass_is_refused_with_the_difference():
+    first = record(shard=(0, 2))
+    for other, message in refused().values():
+        for pair in itertools.permutations([first, other]):
+            swapped = re.sub(r"(\S+) and (\S+)$", r"(\1 and \2|\2 and \1)", message)
+            with pytest.raises(MismatchError, match=swapped):
+                rs.merge(pair)
+
+
+def test_nothing_to_merge():
+    with pytest.raises(MismatchError, match="nothing to merge"):
+        rs.merge([])

@@ -1,0 +1,49 @@
+"""Where a recording came from."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+
+import torch
+
+import networks
+import resemblance as rs
+from resemblance._model.weight_hash import of_weights
+from resemblance.representation.provenance import DataInfo, Made, ModelInfo
+
+
+def test_settings_of_precision_are_in_the_provenance():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rep = rs.record(networks.MLP().eval(), torch.randn(20, 6))
+    assert rep.made.autocast == "bfloat16"
+    assert rep.made.dtype == "float32"
+
+
+def test_data_are_complete_once_every_shard_is_in():
+    whole = DataInfo("x", 8, "seeded", ((0, 1),))
+    assert whole.complete
+    assert not replace(whole, shards=((1, 3), (2, 3))).complete
+    assert replace(whole, shards=((0, 3), (1, 3), (2, 3))).complete
+
+
+def test_the_circumstances_are_those_of_this_moment():
+    before = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
+    made = Made.now(dtype="torch.float64", autocast="bfloat16", device="cuda:1")
+    assert (made.dtype, made.autocast, made.device) == ("float64", "bfloat16", "cuda:1")
+    assert (made.torch, made.resemblance) == (torch.__version__, rs.__version__)
+    assert before <= datetime.datetime.fromisoformat(made.date)
+    assert made.date.endswith("+00:00")
+
+
+def test_a_recording_names_its_network_and_samples():
+    net, x = networks.seeded(networks.MLP), torch.randn(20, 6)
+    rep = rs.record(net, x, name="mine", data_id="noise", shard=(1, 2))
+    assert rep.model == ModelInfo("mine", of_weights(net), sum(p.numel() for p in net.parameters()))
+    assert (rep.data.id, rep.data.total, rep.data.order) == ("noise", 20, "seeded")
+    assert rep.data.shards == ((1, 2),)
+    assert not rep.complete
+    stream = rs.record(net, [x])
+    assert (stream.data.total, stream.data.order) == (None, "stream")
+    arrays = rs.record_arrays(x, data_id="noise")
+    assert arrays.model == ModelInfo("arrays", None, None)
