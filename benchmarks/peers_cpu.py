@@ -4,8 +4,12 @@ Two networks of eight convolutions see the same 4,096 images of 3 × 32 × 32. E
 process of its own, after a warm-up batch, on one thread: CPU seconds, peak memory over what the
 process held before, and error against the exact float64 CKA of all 4,096 samples (the debiased
 one for the peers, since that is what they estimate). The bare forward passes of both networks are
-the floor. Memory is measured in a run of its own, in which freed memory goes back at once; else
-the peak would show the allocator's habits. Peers are needed for this file only:
+the floor. Rounds go through all methods, so that they share whatever else the machine does.
+
+`peak_mb` is the peak of an ordinary process, over what it holds once the memory that the warm-up
+freed has been given back; `peak_mb_returning` is that of one more run in which all freed memory
+goes back at once: what was alive, without the allocator's habits. Peers are needed for this file
+only:
 
     pip install pytorch-cka torch-cka cka-pytorch
     python -m benchmarks.peers_cpu --out benchmarks/results/peers_cpu.json
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import importlib.metadata
 import io
 import json
@@ -222,6 +227,7 @@ def measure(name: str) -> dict[str, object]:
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         method(networks(x), few.tensors[0], DataLoader(few, batch_size=size))  # warm-up
+        ctypes.CDLL(None).malloc_trim(0)  # what the warm-up left behind is no base to count from
         Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
         base, before = memory("VmRSS"), resource.getrusage(resource.RUSAGE_SELF)
         loader = DataLoader(TensorDataset(x, torch.zeros(len(x))), batch_size=size)
@@ -255,25 +261,27 @@ def worker(name: str, **environment: str) -> dict[str, object]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def peak(name: str) -> float | None:
-    """Peak memory in MB, with freed memory returned at once."""
-    found = worker(name, MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536")
-    return None if "failed" in found else round(float(found["peak_mb"]), 1)  # type: ignore[arg-type]
-
-
-def row(name: str, repeats: int, truth: dict[str, np.ndarray]) -> dict[str, object]:
+def row(
+    name: str, runs: list[dict[str, object]], truth: dict[str, np.ndarray]
+) -> dict[str, object]:
+    """A method's medians over its runs, and one more run with freed memory returned at once."""
     out: dict[str, object] = {"method": name, "version": version(METHODS[name][1])}
-    runs = [worker(name) for _ in range(repeats)]
     failed = [run["failed"] for run in runs if "failed" in run]
     if failed:
         return {**out, "failed": failed[0]}
-    seconds = [float(run["cpu_s"]) for run in runs]  # type: ignore[arg-type]
-    out["cpu_s"], out["cpu_s_least"] = round(statistics.median(seconds), 2), round(min(seconds), 2)
-    out["peak_mb"] = peak(name)
+    for key in ("cpu_s", "peak_mb"):
+        values = [float(run[key]) for run in runs]  # type: ignore[arg-type]
+        out[key] = round(statistics.median(values), 2)
+        out[f"{key}_range"] = [round(min(values), 2), round(max(values), 2)]
+    settings = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    out["peak_mb_returning"] = worker(name, **settings).get("peak_mb")
     if runs[0]["scores"] is not None:
         out["estimates"] = "centred" if name.startswith("resemblance") else "debiased"
         error = np.abs(np.array(runs[0]["scores"]) - truth[str(out["estimates"])])
-        out["mean_error"], out["worst_error"] = round(error.mean(), 5), round(error.max(), 5)
+        out["mean_error"], out["worst_error"] = (
+            round(float(error.mean()), 5),
+            round(float(error.max()), 5),
+        )
     print(out, flush=True)
     return out
 
@@ -284,7 +292,12 @@ def run_all(repeats: int, earlier: Path | None) -> dict[str, object]:
     truth = {kind: np.array(values) for kind, values in known.items()}
     for kind, values in truth.items():
         print(f"exact {kind} CKA runs from {values.min():.3f} to {values.max():.3f}")
-    rows = [row(name, repeats, truth) for name in METHODS]
+    runs: dict[str, list[dict[str, object]]] = {name: [] for name in METHODS}
+    for _ in range(repeats):
+        for name, found in runs.items():
+            if not any("failed" in run for run in found):
+                found.append(worker(name))
+    rows = [row(name, found, truth) for name, found in runs.items()]
     return {
         "what": "10 × 10 map of centred CKA of features, two 8-conv networks, 4,096 images of "
         "3 × 32 × 32, one thread; CPU seconds and peak memory over the base, medians",

@@ -15,8 +15,8 @@ def test_reservoir_holds_any_sample_with_equal_chance():
         gathered = Gathered(CountSketch(4, seed), exact_up_to=0)
         for start in range(0, 3000, 500):
             rows = {"features": torch.zeros(500, 1)}
-            gathered.add(np.arange(start, start + 500), np.zeros(500), rows)
-        held = gathered.held()
+            gathered.add(np.arange(start, start + 500), rows)
+        held = np.array(list(gathered.held))
         assert len(held) == 1000
         early.append((held < 1500).mean())
     assert np.mean(early) == pytest.approx(0.5, abs=0.02)  # four standard errors of 20,000 draws
@@ -31,7 +31,7 @@ def added(exact_up_to, sizes=(7, 5, 8), per_sample=1):
     start = 0
     for size in sizes:
         part = slice(start, start + size)
-        gathered.add(indices[part], indices[part] % 3, {k: x[part] for k, x in rows.items()})
+        gathered.add(indices[part], {k: x[part] for k, x in rows.items()})
         start += size
     return gathered, rows, indices
 
@@ -39,10 +39,8 @@ def added(exact_up_to, sizes=(7, 5, 8), per_sample=1):
 def test_samples_are_kept_up_to_the_limit_and_sketched_beyond():
     kept, rows, indices = added(exact_up_to=20)
     assert kept.exact
-    for kind, x in kept.rows().items():
-        assert torch.equal(x, rows[kind])
-    assert (kept.labels() == indices % 3).all()
-    assert kept.held().tolist() == list(range(20))
+    problem = kept.problem(torch.eye(3, dtype=torch.float64)[indices % 3])
+    assert all(torch.equal(x, rows[kind]) for kind, x in problem.items.items())
     sketched, _, _ = added(exact_up_to=19)
     assert not sketched.exact
     assert sketched.count == kept.count == 20
@@ -52,7 +50,7 @@ def test_samples_are_kept_up_to_the_limit_and_sketched_beyond():
 @pytest.mark.parametrize("exact_up_to", [0, 10, 19])
 def test_a_sketched_problem_is_the_dense_sketch_whenever_sketching_began(exact_up_to, per_sample):
     gathered, rows, indices = added(exact_up_to, per_sample=per_sample)
-    targets = torch.eye(3, dtype=torch.float64)[gathered.labels()]
+    targets = torch.eye(3, dtype=torch.float64)[indices % 3]
     S = CountSketch(8, 1, per_sample).matrix(indices).double()
     items = {kind: S @ x.double() for kind, x in rows.items()}
     expected = Problem.of_items(items, sketch_targets(targets, gathered.sketch, indices, 2))
@@ -62,8 +60,8 @@ def test_a_sketched_problem_is_the_dense_sketch_whenever_sketching_began(exact_u
 
 def test_held_samples_can_be_taken_off_as_if_they_had_never_come():
     gathered, rows, indices = added(exact_up_to=0)
-    targets = torch.eye(3, dtype=torch.float64)[gathered.labels()]
-    out = np.array([2, 11, 19])
+    targets = torch.eye(3, dtype=torch.float64)[indices % 3]
+    out = [2, 11, 19]
     kept = np.setdiff1d(np.arange(20), out)
     S = CountSketch(8, 1).matrix(indices[kept]).double()
     items = {kind: S @ x[kept].double() for kind, x in rows.items()}

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import reference_analysis as reference
-from resemblance.analysis.kernel_ridge import Problem, Spectrum, best_by_leave_one_out, kernel
+from resemblance.analysis.kernel_ridge import Problem, kernel
 
 
 def problem(n, d, seed=0):
@@ -20,14 +20,12 @@ def test_weights_and_leave_one_out_are_those_of_explicit_fits(n, d):
     x, t, new = problem(n, d)
     k = x @ x.T
     items, targets = {"features": torch.from_numpy(x)}, torch.from_numpy(t)
-    spectrum = Spectrum.of_rows(items["features"])
+    fit = Problem.of_items(items, targets)
     for alpha in (0.01, 1.0, 30.0):
-        predicted = kernel({"features": torch.from_numpy(new)}, items) @ spectrum.weights(
-            targets, alpha
-        )
+        predicted = kernel({"features": torch.from_numpy(new)}, items) @ fit.weights(alpha)
         np.testing.assert_allclose(predicted, reference.ridge(k, t, alpha, new @ x.T), atol=1e-8)
         np.testing.assert_allclose(
-            spectrum.leave_one_out(targets, alpha), reference.leave_one_out(k, t, alpha), atol=1e-7
+            fit.leave_one_out(alpha), reference.leave_one_out(k, t, alpha), atol=1e-7
         )
 
 
@@ -43,12 +41,9 @@ def test_product_kernel_multiplies_the_kinds():
 
 def test_alpha_has_the_least_leave_one_out_error_of_the_grid():
     x, t, _ = problem(30, 5)
-    spectrum = Spectrum.of_kernel(torch.from_numpy(x @ x.T))
-    alpha, accuracy = best_by_leave_one_out(spectrum, torch.from_numpy(t))
-    errors = {
-        a: ((reference.leave_one_out(x @ x.T, t, a) - t) ** 2).sum()
-        for a in spectrum.alphas().tolist()
-    }
+    fit = Problem.of_items({"features": torch.from_numpy(x)}, torch.from_numpy(t))
+    alpha, accuracy = fit.best_by_leave_one_out(fit.alphas())
+    errors = {a: ((reference.leave_one_out(x @ x.T, t, a) - t) ** 2).sum() for a in fit.alphas()}
     assert alpha == min(errors, key=errors.get)
     left_out = reference.leave_one_out(x @ x.T, t, alpha)
     assert accuracy == (left_out.argmax(1) == t.argmax(1)).mean()

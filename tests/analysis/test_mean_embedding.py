@@ -109,8 +109,8 @@ def test_a_variance_below_zero_by_round_off_is_zero():
     """Squares that vary together leave their ratio without error, but for round-off."""
     covariance = np.full((3, 3), 0.01)
     covariance[0, 2] = covariance[2, 0] = np.nextafter(0.01, 1)
-    value, error = _columns(np.ones(3), covariance, "layer")["ratio_trace"]
-    assert (value, error) == (1.0, 0.0)
+    found = _columns(np.ones(3), covariance, "layer")
+    assert (found["ratio_trace"], found["ratio_trace_stderr"]) == (1.0, 0.0)
 
 
 def test_paper_estimator_is_the_bucket_sum_and_its_bias_is_known():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from resemblance._data.named_data import ImageFolder, digits, load_data
+from resemblance._data.named_data import digits, load_data
 from resemblance.errors import DataError, FormatError
 
 
@@ -50,11 +50,15 @@ def test_images_are_sorted_labelled_by_folder_and_normalised(tmp_path):
     for name in ("cats/b.png", "cats/a.png", "dogs/c.jpg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.new("RGB", (30, 20), (255, 0, 0)).save(tmp_path / name)
-    data = ImageFolder(tmp_path, size=16, raw=True, skip_bad=False)
-    assert [p.name for p in data.paths] == ["a.png", "b.png", "c.jpg"]
-    assert data.labels == [0, 0, 1]
+    data = load_data(str(tmp_path), size=16, raw=True)
+    assert [(path.name, label) for path, label in data.rows] == [
+        ("a.png", 0),
+        ("b.png", 0),
+        ("c.jpg", 1),
+    ]
+    assert [label for _, label in data] == [0, 0, 1]
     assert torch.equal(data[0][0][:, 0, 0], torch.tensor([1.0, 0, 0]))
-    usual = ImageFolder(tmp_path, size=16, raw=False, skip_bad=False)
+    usual = load_data(str(tmp_path), size=16)
     assert usual[0][0][0, 0, 0] == pytest.approx((1 - 0.485) / 0.229)
 
 

@@ -8,7 +8,7 @@ from collections import OrderedDict, defaultdict, namedtuple
 import pytest
 import torch
 
-from resemblance._model.nested_outputs import first_tensor, sample_axis, swap_first
+from resemblance._model.nested_outputs import first_tensor, sample_axes, swap_first
 
 
 @dataclasses.dataclass
@@ -78,15 +78,8 @@ def test_no_floating_point_tensor_is_none():
 
 
 @pytest.mark.parametrize(
-    ("shape", "usual", "axis"),
-    [
-        ((4, 7), 0, 0),
-        ((7, 4, 2), 0, 1),
-        ((4, 4), 0, 0),
-        ((4, 4), 1, 1),
-        ((7, 2), 0, None),
-        ((), 0, None),
-    ],
+    ("shape", "axes"),
+    [((4, 7), [0]), ((7, 4, 2), [1]), ((4, 4), [0, 1]), ((7, 2, 4), []), ((4,), [0]), ((), [])],
 )
-def test_axis_of_four_samples(shape, usual, axis):
-    assert sample_axis(torch.zeros(shape), 4, usual=usual) == axis
+def test_axes_that_may_hold_four_samples(shape, axes):
+    assert sample_axes(torch.zeros(shape), 4) == axes

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._ops.device_copies import without_waiting
@@ -28,38 +29,42 @@ def tree_map(function: Callable[[Any], Any], batch: Any) -> Any:
         return function(batch)
     if isinstance(batch, Mapping):
         return {key: tree_map(function, value) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(tree_map(function, value) for value in batch))
     if isinstance(batch, tuple | list):
-        return type(batch)(tree_map(function, value) for value in batch)
+        return sequence_like(batch, [tree_map(function, value) for value in batch])
     return batch
+
+
+def sequence_like(old: Any, values: list[Any]) -> Any:
+    """A tuple, named tuple or list of the kind of `old`."""
+    return type(old)(*values) if hasattr(old, "_fields") else type(old)(values)
 
 
 def _is_plain_list(batch: Any) -> bool:
     nested: Any = (Tensor, np.ndarray, Mapping, tuple, list)
-    return (
-        isinstance(batch, tuple | list)
-        and bool(batch)
-        and not any(isinstance(value, nested) for value in batch)
-    )
+    sequence = isinstance(batch, tuple | list) and len(batch) > 0
+    return sequence and not any(isinstance(value, nested) for value in batch)
 
 
 def leaves(batch: Any) -> list[Any]:
-    """Every tensor, array or list of plain values in the batch, in order."""
     found: list[Any] = []
-    tree_map(lambda leaf: found.append(leaf), batch)
+    tree_map(found.append, batch)
     return found
 
 
 def _has_samples(leaf: Any) -> bool:
-    return not hasattr(leaf, "ndim") or leaf.ndim > 0
+    return getattr(leaf, "ndim", 1) > 0
+
+
+def _as_tensor(leaf: Any) -> Any:
+    array = isinstance(leaf, np.ndarray)
+    return torch.from_numpy(np.ascontiguousarray(leaf)) if array else leaf
 
 
 def size(batch: Any) -> int:
     """The number of samples in a batch: the common length of what it holds."""
     counts = {len(leaf) for leaf in leaves(batch) if _has_samples(leaf)}
     if len(counts) != 1:
-        what = "nothing with samples in it" if not counts else f"lengths {sorted(counts)}"
+        what = f"lengths {sorted(counts)}" if counts else "nothing with samples in it"
         raise DataError(
             f"expected a batch whose tensors share their first axis, found {what} in a "
             f"{type(batch).__name__}; yield a tensor, (inputs, labels) or a dict of tensors"
@@ -73,13 +78,11 @@ def take(batch: Any, where: slice | np.ndarray) -> Any:
     def pick(leaf: Any) -> Any:
         if not _has_samples(leaf):
             return leaf
+        if isinstance(where, slice) or isinstance(leaf, np.ndarray):
+            return _as_tensor(leaf[where])
         if isinstance(leaf, Tensor):
-            if isinstance(where, slice):
-                return leaf[where]
             return leaf[without_waiting(torch.from_numpy(where), leaf.device)]
-        if isinstance(leaf, np.ndarray):
-            return torch.from_numpy(np.ascontiguousarray(leaf[where]))
-        return leaf[where] if isinstance(where, slice) else [leaf[int(i)] for i in where]
+        return [leaf[int(i)] for i in where]
 
     return tree_map(pick, batch)
 
@@ -99,16 +102,13 @@ def join(batches: list[Any], padding: int | None = None) -> Any:
         return list(itertools.chain.from_iterable(batches))
     if isinstance(first, Mapping):
         masked = attention_mask(first) is not None
+        fills = {key: IGNORED if key in _LABELS else 0 for key in first} if masked else {}
         return {
-            key: join(
-                [batch[key] for batch in batches],
-                (IGNORED if key in _LABELS else 0) if masked else padding,
-            )
-            for key in first
+            key: join([batch[key] for batch in batches], fills.get(key, padding)) for key in first
         }
     if isinstance(first, tuple | list):
-        parts = [join(list(part), padding) for part in zip(*batches, strict=True)]
-        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+        parts = zip(*batches, strict=True)
+        return sequence_like(first, [join(list(part), padding) for part in parts])
     return first
 
 
@@ -119,10 +119,7 @@ def _join_tensors(parts: list[Tensor], padding: int | None) -> Tensor:
     tokens = all(part.ndim == 2 and not part.is_floating_point() for part in parts)
     if len(shapes) > 1 and tokens and padding is not None:
         longest = max(part.shape[1] for part in parts)
-        parts = [
-            torch.nn.functional.pad(part, (0, longest - part.shape[1]), value=padding)
-            for part in parts
-        ]
+        parts = [F.pad(part, (0, longest - part.shape[1]), value=padding) for part in parts]
     elif len(shapes) > 1:
         raise DataError(
             f"expected samples of one shape, found {sorted(map(tuple, shapes))} in successive "
@@ -145,7 +142,6 @@ def run_by_convention(model: nn.Module, batch: Any) -> Any:
 
 
 def labels_of(batch: Any) -> Any:
-    """The labels of a batch, or None."""
     if isinstance(batch, Mapping):
         return next((batch[key] for key in _LABELS if key in batch), None)
     if isinstance(batch, tuple | list) and len(batch) > 1 and not _is_plain_list(batch):
@@ -169,14 +165,12 @@ def to_device(batch: Any, device: torch.device | None) -> Any:
     """The batch as ordinary tensors, outside any graph, on the model's device."""
 
     def move(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray):
-            leaf = torch.from_numpy(np.ascontiguousarray(leaf))
+        leaf = _as_tensor(leaf)
         if not isinstance(leaf, Tensor):
             return leaf
         if leaf.is_inference():
             leaf = leaf.clone()  # made in inference mode: autograd refuses to save it
-        leaf = leaf.detach()
-        return leaf if device is None else leaf.to(device, non_blocking=True)
+        return leaf.detach().to(device or leaf.device, non_blocking=True)
 
     with torch.inference_mode(False):
         return tree_map(move, batch)

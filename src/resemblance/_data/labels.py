@@ -36,19 +36,17 @@ def classes(labels: np.ndarray, given: Any = None) -> np.ndarray:
     present = np.unique(labels)
     if len(present) < 2:
         raise DataError(f"expected samples of two or more classes, found {some(present)} alone")
-    if given is not None:
-        wanted = np.unique(np.asarray(given))
-        absent, surplus = np.setdiff1d(wanted, present), np.setdiff1d(present, wanted)
-        if len(absent):
-            raise DataError(
-                f"no sample of class {some(absent)}, which classes= lists: it cannot be learnt; "
-                "add samples of it or leave it out"
-            )
-        if len(surplus):
-            raise DataError(
-                f"samples of class {some(surplus)}, which classes= does not list; list it or leave "
-                "them out"
-            )
+    wanted = present if given is None else np.unique(np.asarray(given))
+    if len(absent := np.setdiff1d(wanted, present)):
+        raise DataError(
+            f"no sample of class {some(absent)}, which classes= lists: it cannot be learnt; "
+            "add samples of it or leave it out"
+        )
+    if len(surplus := np.setdiff1d(present, wanted)):
+        raise DataError(
+            f"samples of class {some(surplus)}, which classes= does not list; list it or leave "
+            "them out"
+        )
     return present
 
 
@@ -63,8 +61,7 @@ def one_hot(labels: np.ndarray, known: np.ndarray) -> Tensor:  # (n,), (C,) -> (
 
 def refuse_unseen(labels: np.ndarray, known: np.ndarray) -> None:
     """An error if a label is none of the classes that were fitted."""
-    unseen = np.setdiff1d(labels, known)
-    if len(unseen):
+    if len(unseen := np.setdiff1d(labels, known)):
         raise DataError(
             f"label {some(unseen)} was not among the classes of fit ({some(known)}), so it can "
             "never be predicted; fit with samples of it, or leave it out"

@@ -5,7 +5,9 @@ Data are `digits`, a folder of images, an .npz file, `hf:NAME-OR-FOLDER` or `FIL
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +25,14 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def load_data(
-    spec: str, *, size: int = 224, raw: bool = False, skip_bad: bool = False, model: str = ""
+    spec: str,
+    *,
+    size: int = 224,  # to which images are resized by their shorter side and cropped in the centre
+    raw: bool = False,  # leave pixels in [0, 1], not normalised as for ImageNet
+    skip_bad: bool = False,  # an unreadable image is a bad sample and does not end the pass
+    model: str = "",  # the model's specification, which tells how text is tokenised
 ) -> Any:
-    """The data that a specification names, as something `record` takes.
-
-    Args:
-        size: images in a folder are resized so that their shorter side has this length, then
-            cropped in the centre.
-        raw: leave pixels in [0, 1]; otherwise they are normalised by ImageNet's mean and deviation.
-        skip_bad: an unreadable image counts as a bad sample instead of ending the pass.
-        model: the model's specification, which tells how text is tokenised.
-    """
+    """The data that a specification names, as something `record` takes."""
     if spec == "digits":
         return digits()
     if ".py:" in spec:
@@ -42,7 +41,7 @@ def load_data(
         return _hugging_face(spec.removeprefix("hf:"), size, raw, model)
     path = Path(spec)
     if path.is_dir():
-        return ImageFolder(path, size=size, raw=raw, skip_bad=skip_bad)
+        return _image_folder(path, size, raw, skip_bad)
     if path.suffix == ".npz" and path.is_file():
         return _arrays(path)
     raise DataError(
@@ -58,38 +57,50 @@ def digits() -> tuple[Tensor, Tensor]:
     return images, torch.from_numpy(bunch.target).long()
 
 
-class ImageFolder(Dataset[tuple[Tensor, int]]):
-    """Images below a folder, sorted by path; the first folder level is the class."""
+@dataclass(frozen=True)
+class Mapped(Dataset[Any]):
+    """Rows of a table turned into samples one by one."""
 
-    def __init__(self, root: Path, *, size: int, raw: bool, skip_bad: bool) -> None:
-        self.paths = sorted(p for p in root.rglob("*") if p.suffix.lower() in IMAGES)
-        if not self.paths:
-            raise DataError(f"no images below {root}; expected files such as {', '.join(IMAGES)}")
-        self.size, self.raw, self.skip_bad = size, raw, skip_bad
-        folders = [path.relative_to(root).parts[0] for path in self.paths]
-        classes = {name: i for i, name in enumerate(sorted(set(folders)))}
-        self.labels = [classes[name] for name in folders]
+    rows: Any
+    sample: Callable[[Any], Any]
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.rows)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        from PIL import Image
-
-        path = self.paths[index]
-        try:
-            with Image.open(path) as image:
-                return to_tensor(image, self.size, self.raw), self.labels[index]
-        except (OSError, SyntaxError, ValueError) as error:
-            if self.skip_bad:  # not finite, so the pass leaves it out and counts it
-                return torch.full((3, self.size, self.size), torch.nan), self.labels[index]
-            raise DataError(
-                f"cannot read the image {path} ({first_line(error)}); repair or remove it, or "
-                "leave such images out with --on-bad skip"
-            ) from error
+    def __getitem__(self, index: int) -> Any:
+        return self.sample(self.rows[index])
 
 
-def to_tensor(image: Any, size: int, raw: bool) -> Tensor:  # -> (3, size, size)
+def _image_folder(root: Path, size: int, raw: bool, skip_bad: bool) -> Mapped:
+    """Images below a folder, sorted by path; the first folder level is the class."""
+    paths = sorted(p for p in root.rglob("*") if p.suffix.lower() in IMAGES)
+    if not paths:
+        raise DataError(f"no images below {root}; expected files such as {', '.join(IMAGES)}")
+    folders = [path.relative_to(root).parts[0] for path in paths]
+    classes = {name: i for i, name in enumerate(sorted(set(folders)))}
+    rows = [(path, classes[name]) for path, name in zip(paths, folders, strict=True)]
+    return Mapped(rows, partial(_read_image, size=size, raw=raw, skip_bad=skip_bad))
+
+
+def _read_image(
+    row: tuple[Path, int], *, size: int, raw: bool, skip_bad: bool
+) -> tuple[Tensor, int]:
+    from PIL import Image
+
+    path, label = row
+    try:
+        with Image.open(path) as image:
+            return _to_tensor(image, size, raw), label
+    except (OSError, SyntaxError, ValueError) as error:
+        if skip_bad:  # not finite, so the pass leaves it out and counts it
+            return torch.full((3, size, size), torch.nan), label
+        raise DataError(
+            f"cannot read the image {path} ({first_line(error)}); repair or remove it, or "
+            "leave such images out with --on-bad skip"
+        ) from error
+
+
+def _to_tensor(image: Any, size: int, raw: bool) -> Tensor:  # -> (3, size, size)
     """A PIL image, resized and cropped to a square, in [0, 1] or normalised."""
     from PIL import Image, ImageOps
 
@@ -108,67 +119,50 @@ def _arrays(path: Path) -> tuple[Tensor, ...]:
     except (OSError, ValueError) as error:
         raise FormatError(f"{path} is not a readable .npz file ({first_line(error)})") from error
     known = {"x": "y", "xte": "yte", "images": "labels", "xtr": "ytr"}
-    key = next((name for name in known if name in content), "")
-    if not key and len(content) == 1:
-        key = next(iter(content))
-    if not key:
+    key = _first_of([*known, *content] if len(content) == 1 else known, content)
+    if key is None:
         raise DataError(
             f"{path} holds {', '.join(content) or 'nothing'}; expected x (and y), xte (and yte) or "
             "a single array"
         )
-    label = known.get(key, "")
     x = torch.from_numpy(content[key])
     if x.dtype == torch.uint8:  # images as they are usually stored: (n, height, width, channels)
         x = x.float() / 255
         x = x.permute(0, 3, 1, 2).contiguous() if x.ndim == 4 and x.shape[-1] in (1, 3, 4) else x
     elif x.is_floating_point():
         x = x.float()
+    label = known.get(key)
     return (x, torch.from_numpy(content[label])) if label in content else (x,)
-
-
-class _Mapped(Dataset[Any]):
-    """Rows of a table turned into samples one by one."""
-
-    def __init__(self, rows: Any, sample: Callable[[Any], Any]) -> None:
-        self.rows, self.sample = rows, sample
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.sample(self.rows[index])
 
 
 def _hugging_face(name: str, size: int, raw: bool, model: str) -> Any:
     datasets = optional("datasets", "datasets", "text")
+    load = datasets.load_from_disk if Path(name).is_dir() else datasets.load_dataset
     try:
-        table = (
-            datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name)
-        )
+        table = load(name)
     except Exception as error:
         raise DataError(
             f"no Hugging Face data set at {name!r} ({first_line(error)}); expected a folder "
             "written by save_to_disk, or a name on the hub"
         ) from error
     if isinstance(table, Mapping):
-        split = next((s for s in ("test", "validation", "train") if s in table), next(iter(table)))
-        table = table[split]
+        table = table[_first_of(("test", "validation", "train", *table), table)]
     columns = list(table.column_names)
-    if "image" in columns or "img" in columns:
-        column = "image" if "image" in columns else "img"
-        return _Mapped(table, lambda row: to_tensor(row[column], size, raw))
-    text = next((c for c in ("text", "sentence", "content") if c in columns), None)
+    if image := _first_of(("image", "img"), columns):
+        return Mapped(table, lambda row: _to_tensor(row[image], size, raw))
+    text = _first_of(("text", "sentence", "content"), columns)
     if text is None or not model.startswith("hf:"):
         raise DataError(
             f"found columns {', '.join(columns)} in {name!r}; expected image, or text together "
             "with a model hf:NAME that brings its tokeniser; for others use FILE.py:FUNCTION"
         )
-    tokeniser = optional("transformers", "transformers", "text").AutoTokenizer.from_pretrained(
-        model.removeprefix("hf:")
-    )
+    transformers = optional("transformers", "transformers", "text")
+    tokeniser = transformers.AutoTokenizer.from_pretrained(model.removeprefix("hf:"))
     if tokeniser.pad_token is None:
         tokeniser.pad_token = tokeniser.eos_token
-    encoded = tokeniser(
-        list(table[text]), padding=True, truncation=True, max_length=128, return_tensors="pt"
-    )
-    return dict(encoded)
+    shape = {"padding": True, "truncation": True, "max_length": 128}
+    return dict(tokeniser(list(table[text]), return_tensors="pt", **shape))
+
+
+def _first_of(names: Iterable[str], there: Container[str]) -> str | None:
+    return next((name for name in names if name in there), None)

@@ -26,17 +26,13 @@ def of_samples(batch: Any) -> np.ndarray:  # (n,) uint64
     mask = attention_mask(batch)
     for leaf in leaves(inputs_of(batch)):
         if not isinstance(leaf, Tensor | np.ndarray):
-            words = [
-                hashlib.blake2b(repr(value).encode(), digest_size=8).digest() for value in leaf
-            ]
-            out = absorb(out, np.frombuffer(b"".join(words), np.uint64)[:, None])
+            out = absorb(out, np.array([[_of_text(repr(value))] for value in leaf]))
         elif leaf.ndim:
             out = absorb(out, _words(torch.as_tensor(leaf).detach(), mask))
     return out
 
 
 def _words(leaf: Tensor, mask: Tensor | None) -> np.ndarray:  # (n, ...) -> (n, w) uint64
-    """The bytes of some values of each sample."""
     if mask is not None and leaf.shape == mask.shape:
         unread = (mask == 0).to(leaf.device)
         front = unread.int().argsort(dim=1, stable=True)  # padding, on whichever side, goes last
@@ -52,5 +48,8 @@ def _words(leaf: Tensor, mask: Tensor | None) -> np.ndarray:  # (n, ...) -> (n, 
 
 def of_name(data_id: str, count: int) -> np.ndarray:  # (count,) uint64
     """The hash that stands for each sample of data known by name."""
-    digest = hashlib.blake2b(data_id.encode(), digest_size=8).digest()
-    return np.full(count, np.frombuffer(digest, np.uint64)[0])
+    return np.full(count, _of_text(data_id))
+
+
+def _of_text(text: str) -> np.uint64:
+    return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=8).digest(), np.uint64)[0]

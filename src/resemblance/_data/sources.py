@@ -41,8 +41,6 @@ class Piece:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model runs on at a time: whole blocks, or a part of one."""
-
     pieces: list[Piece]
     samples: Any  # a tensor, or a tuple or dict of them
 
@@ -53,8 +51,6 @@ class Batch:
 
 @dataclass(frozen=True)
 class Source:
-    """Samples in blocks, handed out in batches."""
-
     batches: Callable[[int], Iterator[Batch]]  # of at most so many samples
     first: Any  # a batch of a few samples, to try the model on
     block: int  # samples in a block
@@ -64,26 +60,37 @@ class Source:
 
 
 def source(data: Any, *, seed: int, block: int, shard: tuple[int, int]) -> Source:
-    """Chunks of whatever `data` is; see the module's paragraph."""
-    if isinstance(data, DataLoader):
-        if not _visits_all(data):
-            return _stream(_drawing_apart(data), block, shard)
-        total, fetch = len(data.dataset), _loading(data.dataset, _options(data))  # type: ignore[arg-type]
-    elif isinstance(data, IterableDataset):
-        loader = DataLoader(data, batch_size=block, generator=torch.Generator())
-        return _stream(loader, block, shard)
-    elif _is_arrays(data):
-        total, fetch = size(data), lambda groups: (take(data, group) for group in groups)
+    if _is_arrays(data):
+        return _indexed(
+            size(data), lambda groups: (take(data, group) for group in groups), seed, block, shard
+        )
+    if isinstance(data, IterableDataset):
+        data = DataLoader(data, batch_size=block)
     elif _is_map_style(data):
-        total, fetch = len(data), _loading(data, {})
-    elif isinstance(data, Iterable):
-        return _stream(data, block, shard)
-    else:
+        data = DataLoader(data)
+    if isinstance(data, DataLoader):
+        if _visits_all(data):
+            return _indexed(len(data.dataset), _loading(data), seed, block, shard)  # type: ignore[arg-type]
+        data = _drawing_apart(data)
+        data._iterator = None  # of workers that are kept for the caller
+    if not isinstance(data, Iterable):
         raise DataError(
             "expected a data set, a DataLoader, arrays or an iterable of batches; "
             f"found {type(data).__name__}"
         )
-    return _indexed(total, fetch, seed, block, shard)
+    return _stream(data, block, shard)
+
+
+def _is_arrays(data: Any) -> bool:
+    values = data.values() if isinstance(data, Mapping) else data
+    parts = list(values) if isinstance(data, Mapping | tuple) else [data]
+    return bool(parts) and all(isinstance(part, Tensor | np.ndarray) for part in parts)
+
+
+def _is_map_style(data: Any) -> bool:
+    """A list is a list of batches, though it could pass for a data set."""
+    indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    return indexed and not isinstance(data, list | tuple | Mapping | str | bytes)
 
 
 def _visits_all(loader: DataLoader[Any]) -> bool:
@@ -98,76 +105,36 @@ def _visits_all(loader: DataLoader[Any]) -> bool:
     )
 
 
-def _options(loader: DataLoader[Any]) -> dict[str, Any]:
-    options = {
-        "num_workers": loader.num_workers,
-        "collate_fn": loader.collate_fn,
-        "pin_memory": loader.pin_memory,
-        "worker_init_fn": loader.worker_init_fn,
-        "timeout": loader.timeout,
-    }
-    if loader.num_workers:
-        options["multiprocessing_context"] = loader.multiprocessing_context
-        options["prefetch_factor"] = loader.prefetch_factor
-    return options
+def _loading(loader: DataLoader[Any]) -> Fetch:
+    plain = ("collate_fn", "pin_memory", "worker_init_fn", "timeout")
+    of_workers = ("multiprocessing_context", "prefetch_factor")  # None where there are none
+    options = {name: getattr(loader, name) for name in plain + of_workers}
 
-
-def _loading(dataset: Any, options: dict[str, Any]) -> Fetch:
     def fetch(groups: list[np.ndarray]) -> Iterator[Any]:
         # A lone group, as for the trial, has no use for more than one worker process.
-        workers = min(options.get("num_workers", 0), len(groups))
+        workers = min(loader.num_workers, len(groups))
         # A loader draws its workers' seed, from the global generator if it has none of its own.
         own = {**options, "num_workers": workers, "generator": torch.Generator()}
-        return iter(DataLoader(dataset, batch_sampler=[group.tolist() for group in groups], **own))
+        wanted = [group.tolist() for group in groups]
+        return iter(DataLoader(loader.dataset, batch_sampler=wanted, **own))
 
     return fetch
 
 
-def _drawing_apart(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """A loader that gives what this one would, but moves no generator of the caller's.
+def _drawing_apart(holder: Any) -> Any:
+    """A copy of a loader or sampler that draws the same, but moves no generator of the caller's.
 
-    Its own generator and its sampler's are copied; where it would draw from the global one, it
-    draws from a new one.
+    Generators in it are copied; where it would draw from the global one, it draws from a new one.
     """
-    apart = copy.copy(loader)
+    apart = copy.copy(holder)
+    if hasattr(holder, "generator"):
+        apart.generator = torch.Generator()
+        if holder.generator is not None:
+            apart.generator.set_state(holder.generator.get_state())
     for name in ("sampler", "batch_sampler"):
-        outer = copy.copy(getattr(loader, name))
-        if hasattr(outer, "sampler"):
-            outer.sampler = copy.copy(outer.sampler)
-        for sampler in (outer, getattr(outer, "sampler", outer)):
-            if hasattr(sampler, "generator"):
-                sampler.generator = _copied_generator(sampler.generator)
-        apart.__dict__[name] = outer
-    apart.__dict__["_iterator"] = None  # of workers that are kept for the caller
-    apart.generator = _copied_generator(loader.generator)
+        if hasattr(holder, name):  # a loader refuses ordinary assignment
+            object.__setattr__(apart, name, _drawing_apart(getattr(holder, name)))
     return apart
-
-
-def _copied_generator(generator: torch.Generator | None) -> torch.Generator:
-    out = torch.Generator()
-    if generator is not None:
-        out.set_state(generator.get_state())
-    return out
-
-
-def _is_arrays(data: Any) -> bool:
-    if isinstance(data, Tensor | np.ndarray):
-        return True
-    values = list(data.values()) if isinstance(data, Mapping) else data
-    return (
-        isinstance(data, tuple | Mapping)
-        and bool(values)
-        and all(isinstance(value, Tensor | np.ndarray) for value in values)
-    )
-
-
-def _is_map_style(data: Any) -> bool:
-    """A list is a list of batches, though it could pass for a data set."""
-    return (
-        hasattr(data, "__len__")
-        and hasattr(data, "__getitem__")
-        and not isinstance(data, list | tuple | Mapping | str | bytes)
-    )
 
 
 def block_size(total: int, block: int) -> int:
@@ -194,7 +161,8 @@ def _indexed(total: int, fetch: Fetch, seed: int, block: int, shard: tuple[int, 
     blocks = [Piece(n, order[n * block : (n + 1) * block]) for n in numbers]
 
     def batches(batch_size: int) -> Iterator[Batch]:
-        groups = list(itertools.chain.from_iterable(_grouped(blocks, block, batch_size)))
+        runs = _runs(blocks, max(1, batch_size // block))
+        groups = [group for run in runs for group in _fitting(run, batch_size)]
         wanted = [np.concatenate([piece.indices for piece in group]) for group in groups]
         for group, indices, samples in zip(groups, wanted, fetch(wanted), strict=True):
             if size(samples) != len(indices):
@@ -209,63 +177,69 @@ def _indexed(total: int, fetch: Fetch, seed: int, block: int, shard: tuple[int, 
     return Source(batches, first, block, total, expected, ordered=True)
 
 
-def _grouped(blocks: Iterable[Piece], block: int, batch_size: int) -> Iterator[list[list[Piece]]]:
-    """Successive blocks with what becomes of them: one batch together, or several batches of one.
+def _runs(items: Iterable[Any], length: int) -> Iterator[list[Any]]:
+    remaining = iter(items)
+    while run := list(itertools.islice(remaining, length)):
+        yield run
 
-    >>> [[len(piece.indices) for piece in batch] for batches in
-    ...  _grouped([Piece(0, np.arange(8)), Piece(1, np.arange(5))], 8, 3) for batch in batches]
-    [[3], [3], [2], [3], [2]]
+
+def _fitting(run: list[Piece], batch_size: int) -> list[list[Piece]]:
+    """What becomes of successive blocks: one batch together, or several batches of a large one.
+
+    >>> [[len(piece.indices) for piece in batch] for batch in _fitting([Piece(0, np.arange(8))], 3)]
+    [[3], [3], [2]]
     """
-    remaining = iter(blocks)
-    while together := list(itertools.islice(remaining, max(1, batch_size // block))):
-        if batch_size >= block:
-            yield [together]
-            continue
-        (whole,) = together
-        count = -(-len(whole.indices) // batch_size)
-        parts = np.array_split(whole.indices, count)
-        yield [
-            [Piece(whole.block, part, starts=i == 0, ends=i == count - 1)]
-            for i, part in enumerate(parts)
-        ]
+    if len(run) > 1:
+        return [run]
+    (whole,) = run
+    count = -(-len(whole.indices) // batch_size)
+    return [
+        [Piece(whole.block, part, starts=i == 0, ends=i == count - 1)]
+        for i, part in enumerate(np.array_split(whole.indices, count))
+    ]
 
 
 def _stream(stream: Iterable[Any], block: int, shard: tuple[int, int]) -> Source:
-    iterator = iter(stream)
-    head = next((batch for batch in iterator if size(batch)), None)
+    filled = (batch for batch in stream if size(batch))
+    head = next(filled, None)
     if head is None:
         raise DataError("the data are empty: expected at least one sample")
-    held: dict[int, Any] = {}  # samples of blocks that are not yet handed out
-
-    def blocks() -> Iterator[Piece]:
-        waiting: list[Any] = []
-        count = number = seen = 0
-        for batch in itertools.chain([head], iterator, [None]):
-            if batch is not None and size(batch):  # an empty batch holds nothing to lose
-                waiting.append(batch)
-                count += size(batch)
-            while count >= block or (batch is None and count):
-                whole = join(waiting)
-                now = min(block, count)
-                if number % shard[1] == shard[0]:
-                    held[number] = take(whole, slice(0, now))
-                    yield Piece(number, np.arange(seen, seen + now))
-                waiting = [take(whole, slice(now, None))] if now < count else []
-                count, number, seen = count - now, number + 1, seen + now
 
     def batches(batch_size: int) -> Iterator[Batch]:
-        for groups in _grouped(blocks(), block, batch_size):
-            numbers = dict.fromkeys(piece.block for group in groups for piece in group)
-            samples, start = join([held.pop(number) for number in numbers]), 0
-            for group in groups:
+        blocks = enumerate(_blocks(itertools.chain([head], filled), block))
+        own = itertools.islice(blocks, shard[0], None, shard[1])
+        for run in _runs(own, max(1, batch_size // block)):
+            pieces = [Piece(n, n * block + np.arange(size(part))) for n, part in run]
+            samples, start = join([part for _, part in run]), 0
+            run.clear()  # of what has been copied
+            for group in _fitting(pieces, batch_size):
                 stop = start + sum(len(piece.indices) for piece in group)
                 yield Batch(group, take(samples, slice(start, stop)))
                 start = stop
 
     # A copy, since the model may write into what it is tried on.
-    first = tree_map(_copied, take(head, slice(0, _TRIAL)))
+    first = tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf,
+        take(head, slice(0, _TRIAL)),
+    )
     return Source(batches, first, block, None, None, ordered=False)
 
 
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+def _blocks(stream: Iterable[Any], block: int) -> Iterator[Any]:
+    """The samples of a stream cut anew, so many at a time."""
+    waiting: list[Any] = []
+    count = 0
+    for batch in stream:
+        waiting.append(batch)
+        count += size(batch)
+        if count < block:
+            continue
+        whole, left = join(waiting), count % block
+        waiting.clear()
+        for start in range(0, count - left, block):
+            yield take(whole, slice(start, start + block))
+        if left:
+            waiting.append(take(whole, slice(count - left, count)))
+        count = left
+    if waiting:
+        yield take(join(waiting), slice(0, count))

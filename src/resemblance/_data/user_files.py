@@ -12,7 +12,6 @@ from ..errors import DataError, nearest
 
 
 def call_function(spec: str) -> Any:
-    """What FUNCTION of FILE.py returns; both are the user's own."""
     file, _, name = spec.rpartition(":")
     path = Path(file)
     if not path.is_file():

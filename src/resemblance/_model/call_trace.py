@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import contextlib
+import itertools
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,42 +48,33 @@ def modules_of(model: nn.Module) -> dict[str, nn.Module]:
 def trace(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Call], Any]:
     """Every module call of a forward pass, in the order in which outputs appear, and its output."""
     calls: list[Call] = []
-    started: dict[str, list[int]] = {}
+    started: defaultdict[str, list[int]] = defaultdict(list)
     seen: Counter[str] = Counter()
-    clock = iter(range(10**9))
+    clock = itertools.count()
 
-    def before(name: str) -> Callable[..., None]:
-        return lambda *_: started.setdefault(name, []).append(next(clock))
+    def before(name: str, *_: Any) -> None:
+        started[name].append(next(clock))
 
-    def after(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, _: Any, output: Any) -> None:
-            seen[name] += 1
-            tensor = first_tensor(output)
-            recurrent = isinstance(module, nn.RNNBase)
-            calls.append(
-                Call(
-                    name=name if seen[name] == 1 else f"{name}#{seen[name]}",
-                    module=name,
-                    kind=type(module).__name__,
-                    shape=None if tensor is None else tuple(tensor.shape),
-                    weighted=any(p.ndim > 1 for p in module.parameters(recurse=False)),
-                    recurrent=recurrent,
-                    leaf=recurrent or not any(True for _ in module.children()),
-                    began=started[name].pop(),
-                    ended=next(clock),
-                )
+    def after(name: str, module: nn.Module, _: Any, output: Any) -> None:
+        seen[name] += 1
+        tensor = first_tensor(output)
+        recurrent = isinstance(module, nn.RNNBase)
+        calls.append(
+            Call(
+                name=name if seen[name] == 1 else f"{name}#{seen[name]}",
+                module=name,
+                kind=type(module).__name__,
+                shape=None if tensor is None else tuple(tensor.shape),
+                weighted=any(p.ndim > 1 for p in module.parameters(recurse=False)),
+                recurrent=recurrent,
+                leaf=recurrent or not any(True for _ in module.children()),
+                began=started[name].pop(),
+                ended=next(clock),
             )
+        )
 
-        return hook
-
-    handles = []
-    try:
+    with contextlib.ExitStack() as hooks, torch.inference_mode(False), torch.no_grad():
         for name, module in modules_of(model).items():
-            handles.append(module.register_forward_pre_hook(before(name)))
-            handles.append(module.register_forward_hook(after(name)))
-        with torch.inference_mode(False), torch.no_grad():
-            outputs = run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return calls, outputs
+            hooks.callback(module.register_forward_pre_hook(partial(before, name)).remove)
+            hooks.callback(module.register_forward_hook(partial(after, name)).remove)
+        return calls, run()

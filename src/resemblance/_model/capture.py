@@ -1,9 +1,8 @@
 """Features and gradients at chosen layers of any PyTorch module, which is left as it was.
 
-`Capture` runs one forward and one backward per batch and hands each layer's features, with the
-gradient of the loss at them, to a callback as soon as the gradient arrives. Parameters take no
-gradient: the first tapped output becomes the leaf of the graph, so nothing before it is
-differentiated.
+One forward and one backward per batch; each layer's features are handed on with the gradient of the
+loss at them as soon as that arrives. Parameters take no gradient: the first tapped output becomes
+the leaf of the graph, so nothing before it is differentiated.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..errors import LayerError
 from .call_trace import modules_of
 from .layer_choice import Tap
-from .nested_outputs import first_tensor, sample_axis, swap_first
+from .nested_outputs import first_tensor, sample_axes, swap_first
 
 Consume = Callable[[int, Tensor, "Tensor | None"], None]
 
@@ -30,20 +30,15 @@ _HALF_SCALE = 1024.0
 class Capture:
     """Hooks on a model for the length of a `with` block.
 
-    `run(forward, losses, count, consume)` calls `forward()`, then differentiates `losses(outputs)`,
-    and `consume(i, features, gradients)` is called once for each tap i with both batch first, in
-    the shape of the layer. Without `losses` there are features alone. A feature is the value at the
-    tap: where the network later writes over that memory in place (an in-place ReLU), the batch is
-    run again with a copy kept at that tap.
+    A feature is the value at the tap: where the network later writes over that memory in place (an
+    in-place ReLU), the batch is run again with a copy kept at that tap.
     """
 
     def __init__(self, model: nn.Module, taps: Sequence[Tap], *, gradients: bool) -> None:
         self.model, self.taps, self.gradients = model, taps, gradients
         self.copied: set[int] = set()  # taps whose memory the network writes over
         self._axes: dict[int, int] = {}  # of the samples, as learnt from unambiguous batches
-        self._where: dict[tuple[str, bool], dict[int, int]] = {}
-        for i, tap in enumerate(taps):
-            self._where.setdefault((tap.module, tap.is_input), {})[tap.call] = i
+        self._where = {(tap.module, tap.is_input, tap.call): i for i, tap in enumerate(taps)}
         self._begin(0)
 
     def _begin(self, count: int) -> None:
@@ -51,15 +46,14 @@ class Capture:
         self._scale = 1.0
         self._calls: Counter[tuple[str, bool]] = Counter()
         self._leaves: list[Tensor] = []
-        self._features: dict[int, Tensor] = {}
-        self._versions: dict[int, int] = {}
+        self._features: dict[int, tuple[Tensor, int]] = {}  # with the version of their memory
         self._done: set[int] = set()
 
     def __enter__(self) -> Capture:
         modules = modules_of(self.model)
         with contextlib.ExitStack() as hooks:
-            for module_name, is_input in self._where:
-                module, hook = modules[module_name], self._hook(module_name, is_input)
+            for name, is_input in {(tap.module, tap.is_input) for tap in self.taps}:
+                module, hook = modules[name], partial(self._called, name, is_input)
                 if is_input:
                     handle = module.register_forward_pre_hook(hook, with_kwargs=True)
                 else:
@@ -79,22 +73,23 @@ class Capture:
         count: int,
         consume: Consume,
     ) -> None:
-        """One batch of `count` samples through the model, there and back."""
+        """One batch of `count` samples through the model, there and back.
+
+        `consume(i, features, gradients)` is called once for each tap i, with both batch first and
+        in the shape of the layer. Without `losses` there are features alone.
+        """
         self._consume = consume
         with torch.inference_mode(False), torch.set_grad_enabled(self.gradients):
             while True:
                 self._begin(count)
                 outputs = forward()
                 self._missing("never runs on this batch", set(self._features) | self._done)
-                if losses is None:
-                    break
-                overwritten = {
-                    i for i, f in self._features.items() if f._version != self._versions[i]
-                }
-                if not overwritten:
-                    self._backward(losses(outputs).sum())
+                overwritten = {i for i, (f, v) in self._features.items() if f._version != v}
+                if losses is None or not overwritten:
                     break
                 self.copied |= overwritten
+            if losses is not None:
+                self._backward(losses(outputs).sum())
             self._begin(0)
 
     def _backward(self, loss: Tensor) -> None:
@@ -103,7 +98,7 @@ class Capture:
                 "no tapped layer reaches the loss, so there is no gradient to record; tap layers "
                 "that the output depends on, or record with gradients=False"
             )
-        if any(f.dtype == torch.float16 for f in self._features.values()):
+        if any(f.dtype == torch.float16 for f, _ in self._features.values()):
             self._scale = _HALF_SCALE
         torch.autograd.grad(loss * self._scale, self._leaves, allow_unused=True)
         self._missing(
@@ -117,17 +112,14 @@ class Capture:
             if i not in found:
                 raise LayerError(f"layer {tap.name!r} {what}")
 
-    def _hook(self, name: str, is_input: bool) -> Callable[..., Any]:
-        slots = self._where[name, is_input]
-
-        def on_call(module: nn.Module, args: Any, kwargs_or_output: Any) -> Any:
-            self._calls[name, is_input] += 1
-            i = slots.get(self._calls[name, is_input])
-            if i is None:
-                return None
-            return self._tap(i, module, (args, kwargs_or_output) if is_input else kwargs_or_output)
-
-        return on_call
+    def _called(
+        self, name: str, is_input: bool, module: nn.Module, args: Any, kwargs_or_output: Any
+    ) -> Any:
+        self._calls[name, is_input] += 1
+        i = self._where.get((name, is_input, self._calls[name, is_input]))
+        if i is None:
+            return None
+        return self._tap(i, module, (args, kwargs_or_output) if is_input else kwargs_or_output)
 
     def _tap(self, i: int, module: nn.Module, value: Any) -> Any:
         tensor = first_tensor(value)
@@ -139,7 +131,7 @@ class Capture:
         axis = self._axis(i, module, tensor)
         if not self.gradients:
             self._done.add(i)
-            self._consume(i, _samples_first(tensor.detach(), axis), None)
+            self._consume(i, tensor.detach().movedim(axis, 0), None)
             return None
         passed_on = None
         # Nothing before the first tap is recorded, so the graph begins there.
@@ -150,33 +142,29 @@ class Capture:
         features = tensor.detach()
         if i in self.copied:
             features = features.clone()
-        self._features[i], self._versions[i] = features, features._version
+        self._features[i] = features, features._version
 
         def arrived(gradient: Tensor) -> None:
-            features = self._features.pop(i)
+            features, _ = self._features.pop(i)
             self._done.add(i)
             gradient = gradient.detach()
             if self._scale != 1:
                 gradient = gradient.float() / self._scale
-            self._consume(i, _samples_first(features, axis), _samples_first(gradient, axis))
+            self._consume(i, features.movedim(axis, 0), gradient.movedim(axis, 0))
 
         tensor.register_hook(arrived)
         return passed_on
 
     def _axis(self, i: int, module: nn.Module, tensor: Tensor) -> int:
         """Where the samples are. If the number of samples equals another size, look back."""
-        time_major = getattr(module, "batch_first", True) is False and tensor.ndim == 3
-        axis = sample_axis(tensor, self._count, usual=self._axes.get(i, int(time_major)))
-        if axis is None:
+        axes = sample_axes(tensor, self._count)
+        if not axes:
             raise LayerError(
                 f"layer {self.taps[i].name!r}: expected {self._count} samples along its first "
                 f"axis, found shape {tuple(tensor.shape)}; tap a layer around it that keeps one "
                 "row a sample"
             )
-        if sample_axis(tensor, self._count, usual=1 - axis) == axis:  # no other axis would do
-            self._axes[i] = axis
-        return axis
-
-
-def _samples_first(x: Tensor, axis: int) -> Tensor:
-    return x.movedim(axis, 0) if axis else x
+        if len(axes) == 1:
+            self._axes[i] = axes[0]
+        time_major = getattr(module, "batch_first", True) is False and tensor.ndim == 3
+        return self._axes.get(i, int(time_major))

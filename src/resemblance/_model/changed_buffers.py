@@ -7,7 +7,7 @@ just before an operation first writes into it, so a model that writes into none 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,8 @@ class ChangedBuffers(TorchDispatchMode):
         self._homes = [(module, dict(module._buffers)) for module in model.modules()]
         self._watched: dict[int, list[Tensor]] = {}  # by storage, which views share
         for _, buffers in self._homes:
-            for buffer in buffers.values():
-                if buffer is not None and _plain(buffer):
-                    self._watched.setdefault(_storage(buffer), []).append(buffer)
+            for buffer in filter(_plain, buffers.values()):
+                self._watched.setdefault(_storage(buffer), []).append(buffer)
         self._copies: list[tuple[Tensor, Tensor]] = []
 
     def __torch_dispatch__(
@@ -53,9 +52,7 @@ class ChangedBuffers(TorchDispatchMode):
     def put_back(self) -> None:
         """Give every buffer its place and what it held; those that were not there go."""
         for module, buffers in self._homes:
-            if any(module._buffers.get(name) is not x for name, x in buffers.items()) or len(
-                buffers
-            ) != len(module._buffers):
+            if _places(module._buffers) != _places(buffers):
                 module._buffers.clear()
                 module._buffers.update(buffers)
         with torch.no_grad():
@@ -63,13 +60,13 @@ class ChangedBuffers(TorchDispatchMode):
                 buffer.copy_(copy)
 
 
-def _plain(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided and not _wrapped(value)
+def _places(buffers: dict[str, Tensor | None]) -> list[tuple[str, int]]:
+    return [(name, id(buffer)) for name, buffer in buffers.items()]
 
 
-def _wrapped(value: Tensor) -> bool:
-    """Whether it is a subclass with insides of its own, which has no storage to speak of."""
-    return type(value) not in (Tensor, nn.Parameter, nn.Buffer)
+def _plain(value: Any) -> TypeGuard[Tensor]:
+    """Whether it has a storage to speak of, unlike a sparse one or a subclass with insides."""
+    return type(value) in (Tensor, nn.Parameter, nn.Buffer) and value.layout == torch.strided
 
 
 def _storage(value: Tensor) -> int:

@@ -42,7 +42,7 @@ def select(model: nn.Module, layers: str | Sequence[str], calls: Sequence[Call])
     chosen: dict[str, tuple[int, Tap]] = {}
     for pattern in patterns:
         is_input = pattern.endswith(INPUT)
-        for c in _matching(model, pattern, pattern.removesuffix(INPUT), calls):
+        for c in _matching(model, pattern, calls):
             name = c.name + (INPUT if is_input else "")
             number = int(c.name.removeprefix(c.module).removeprefix("#") or 1)
             moment = c.began if is_input else c.ended
@@ -50,10 +50,11 @@ def select(model: nn.Module, layers: str | Sequence[str], calls: Sequence[Call])
     return [tap for _, tap in sorted(chosen.values(), key=lambda item: item[0])]
 
 
-def _matching(model: nn.Module, pattern: str, wanted: str, calls: Sequence[Call]) -> Sequence[Call]:
+def _matching(model: nn.Module, pattern: str, calls: Sequence[Call]) -> Sequence[Call]:
     """The calls that a name or a glob stands for, or an error with the nearest names."""
-    hits = [c for c in calls if wanted in (c.name, c.module)]
-    hits = hits or [c for c in calls if fnmatch.fnmatchcase(c.name, wanted)]
+    wanted = pattern.removesuffix(INPUT)
+    named = [c for c in calls if wanted in (c.name, c.module)]
+    hits = named or [c for c in calls if fnmatch.fnmatchcase(c.name, wanted)]
     if hits:
         return hits
     close = nearest(wanted, (c.name for c in calls))
@@ -83,8 +84,7 @@ def automatic(model: nn.Module, calls: Sequence[Call]) -> list[str]:
             'layers="auto" looks for layers with weights and found none that run; name the layers'
         )
     head = weighted[-1]
-    blocks = _repeated(model, calls)
-    if blocks:
+    if blocks := _repeated(model, calls):
         first = min(c.began for c in blocks)
         before = [c for c in leaves if c.ended < first and c.shape is not None]
         names = [before[-1].name] if before else []
@@ -92,10 +92,9 @@ def automatic(model: nn.Module, calls: Sequence[Call]) -> list[str]:
         if head.began > max(c.ended for c in blocks):
             names.append(head.name + INPUT)
         return names
-    if len(weighted) == 1:
-        return [_activation(head, None, leaves)]
-    # The head's input was recorded with the layer before it.
-    return [_activation(here, later, leaves) for here, later in itertools.pairwise(weighted)]
+    # Of several layers the last, the head, is left out: what it is given is recorded before it.
+    pairs: Sequence[tuple[Call, Call | None]] = list(itertools.pairwise(weighted))
+    return [_activation(here, later, leaves) for here, later in pairs or [(head, None)]]
 
 
 def _activation(here: Call, later: Call | None, leaves: Sequence[Call]) -> str:
@@ -121,7 +120,5 @@ def _repeated(model: nn.Module, calls: Sequence[Call]) -> list[Call]:
     }
     often = {kind for kind, count in Counter(parts.values()).items() if count > 1}
     blocks = {name for name, kind in parts.items() if kind in often}
-    outermost = {
-        name for name in blocks if not any(name.startswith(other + ".") for other in blocks)
-    }
-    return [c for c in calls if c.module in outermost and c.shape is not None]
+    inner = {name for name in blocks if any(name.startswith(other + ".") for other in blocks)}
+    return [c for c in calls if c.module in blocks - inner and c.shape is not None]

@@ -19,20 +19,18 @@ from ..errors import ResemblanceError
 
 _lock = threading.Lock()
 _running: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules in a pass
-_switched: list[contextlib.ExitStack] = []  # one while passes run; leaving it puts back
+_switched = contextlib.ExitStack()  # closed after the last pass, which puts back
 _passes = 0
 
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module under DataParallel, DistributedDataParallel and torch.compile."""
-    while True:
-        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            inner: Any = model.module
-        elif hasattr(model, "_orig_mod"):
-            inner = model._orig_mod
-        else:
-            return model
-        model = inner
+    inner: Any = model
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        inner = model.module
+    elif hasattr(model, "_orig_mod"):
+        inner = model._orig_mod
+    return model if inner is model else unwrap(inner)
 
 
 @contextlib.contextmanager
@@ -46,26 +44,21 @@ def untouched(model: nn.Module, *, frozen: bool = True) -> Iterator[None]:
     shows what happens inside. Recurrent layers stay in training mode with dropout off, which
     computes the same and is the only mode in which cuDNN differentiates them.
     """
-    with _alone(model), _run_as_written():
-        modes = [(module, module.training) for module in model.modules()]
-        thawed = [p for p in model.parameters() if frozen and p.requires_grad]
-        recurrent = [(m, m.dropout) for m in model.modules() if isinstance(m, nn.RNNBase)]
-        try:
-            torch.clear_autocast_cache()  # of weights as they may no longer be
-            model.eval()
-            for module, _ in recurrent:
+    with _alone(model), _run_as_written(), contextlib.ExitStack() as undo:
+        torch.clear_autocast_cache()  # of weights as they may no longer be
+        undo.callback(torch.clear_autocast_cache)  # of weights cast where no graph was made
+        for module in model.modules():
+            undo.callback(setattr, module, "training", module.training)
+        model.eval()
+        for module in model.modules():
+            if isinstance(module, nn.RNNBase):
+                undo.callback(setattr, module, "dropout", module.dropout)
                 module.training, module.dropout = True, 0.0
-            for parameter in thawed:
+        for parameter in model.parameters():
+            if frozen and parameter.requires_grad:
+                undo.callback(parameter.requires_grad_, True)
                 parameter.requires_grad_(False)
-            yield
-        finally:
-            torch.clear_autocast_cache()  # of weights cast where no graph was made
-            for parameter in thawed:
-                parameter.requires_grad_(True)
-            for module, dropout in recurrent:
-                module.dropout = dropout
-            for each, training in modes:
-                each.training = training
+        yield
 
 
 @contextlib.contextmanager
@@ -91,18 +84,16 @@ def _run_as_written() -> Iterator[None]:
     """No compiled code and no fused attention in this process until the last pass is over."""
     global _passes
     with _lock:
-        _passes += 1
-        if _passes == 1:
-            stack = contextlib.ExitStack()
+        if not _passes:
             fused = torch.backends.mha.get_fastpath_enabled()
-            stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            _switched.callback(torch.backends.mha.set_fastpath_enabled, fused)
+            _switched.enter_context(torch.compiler.set_stance("force_eager"))
             torch.backends.mha.set_fastpath_enabled(False)
-            _switched.append(stack)
+        _passes += 1
     try:
         yield
     finally:
         with _lock:
             _passes -= 1
             if not _passes:
-                _switched.pop().close()
+                _switched.close()

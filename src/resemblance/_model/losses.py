@@ -30,7 +30,7 @@ Target = Literal["tempered", "labels"] | Losses
 
 @dataclass(frozen=True)
 class Objective:
-    """What is differentiated: one loss a sample, from a model's outputs and a batch."""
+    """A target and how to find the logits that it is about."""
 
     target: Target = "tempered"
     beta: float = 0.5
@@ -56,7 +56,6 @@ class Objective:
         return called(self.target) if callable(self.target) else self.target
 
     def losses(self, outputs: Any, batch: Any) -> Tensor:  # (n,)
-        """The loss of each sample of a batch."""
         if callable(self.target):
             found = self.target(outputs, batch)
         elif self.target == "tempered":
@@ -89,14 +88,22 @@ class Objective:
 
 def _tempered(z: Tensor, batch: Any, beta: float) -> Tensor:
     each = -(F.softmax(beta * z.detach(), -1) * F.log_softmax(z, -1)).sum(-1)
-    return _mean_over_positions(each, _mask(batch, each))
+    return _mean_over_positions(each, batch)
 
 
 def _labelled(z: Tensor, batch: Any) -> Tensor:
     log_p = F.log_softmax(z, -1)
     y = _checked_labels(batch, log_p)
     each = -log_p.gather(-1, y.clamp_min(0)[..., None])[..., 0]
-    return _mean_over_positions(each, _mask(batch, each) * (y != IGNORED))
+    return _mean_over_positions(each, batch, y != IGNORED)
+
+
+def _mean_over_positions(each: Tensor, batch: Any, counted: Tensor | None = None) -> Tensor:
+    mask = attention_mask(batch)
+    if mask is None or mask.shape != each.shape:
+        mask = torch.ones_like(each)
+    weights = mask.to(each) if counted is None else mask.to(each) * counted
+    return (each * weights).sum(1) / weights.sum(1).clamp_min(1)  # (n, positions) -> (n,)
 
 
 def find_logits(outputs: Any) -> Tensor:
@@ -119,17 +126,17 @@ def find_logits(outputs: Any) -> Tensor:
 
 def _by_position(z: Tensor) -> Tensor:  # -> (n, positions, classes), float32 or better
     """Logits (n, classes), (n, tokens, classes) or (n, classes, height, width) in one shape."""
-    classes = z.shape[1] if z.ndim > 3 else z.shape[-1] if z.ndim > 1 else 1
-    if classes < 2:
-        raise TargetError(
-            f"expected logits over two or more classes, found an output of shape "
-            f"{tuple(z.shape)}. One output a sample is a regression head (whose tempered "
-            "gradient is zero for every beta) or a single binary logit: pass "
-            "target=<function (outputs, batch) -> losses>; for a binary logit z also "
-            "logits=lambda z: torch.cat([torch.zeros_like(z), z], 1); or gradients=False"
-        )
+    shape = tuple(z.shape)
     if z.ndim > 3:  # images of logits, as cross_entropy takes them
         z = z.movedim(1, -1)
+    if z.ndim < 2 or z.shape[-1] < 2:
+        raise TargetError(
+            f"expected logits over two or more classes, found an output of shape {shape}. One "
+            "output a sample is a regression head (whose tempered gradient is zero for every beta) "
+            "or a single binary logit: pass target=<function (outputs, batch) -> losses>; for a "
+            "binary logit z also logits=lambda z: torch.cat([torch.zeros_like(z), z], 1); or "
+            "gradients=False"
+        )
     z = z.flatten(1, -2) if z.ndim > 2 else z[:, None]
     return z.to(torch.promote_types(z.dtype, torch.float32))
 
@@ -157,12 +164,3 @@ def _checked_labels(batch: Any, log_p: Tensor) -> Tensor:  # -> (n, positions)
             f"so labels run from 0 to {classes - 1}"
         )
     return y
-
-
-def _mask(batch: Any, each: Tensor) -> Tensor:  # (n, positions), one where there is no padding
-    mask = attention_mask(batch)
-    return torch.ones_like(each) if mask is None or mask.shape != each.shape else mask.to(each)
-
-
-def _mean_over_positions(each: Tensor, mask: Tensor) -> Tensor:  # (n, positions) -> (n,)
-    return (each * mask).sum(1) / mask.sum(1).clamp_min(1)

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -120,9 +121,7 @@ class ModelPass:
         """
 
         def one_batch(samples: Any, consume: Callable[[int, Tensor, Tensor | None], None]) -> None:
-            losses = None
-            if objective is not None:
-                losses = lambda outputs: objective.losses(outputs, samples)  # noqa: E731
+            losses = None if objective is None else partial(objective.losses, batch=samples)
             capture.run(lambda: self.run(self.model, samples), losses, size(samples), consume)
 
         capture = Capture(self.model, taps, gradients=objective is not None)

@@ -42,10 +42,9 @@ def load_model(spec: str, *, weights: str | None = None, pretrained: bool = Fals
 
 def _torchvision(name: str, pretrained: bool) -> nn.Module:
     models = optional("torchvision.models", "torchvision", "vision")
-    if name not in models.list_models():
-        raise DataError(
-            f"torchvision has no model {name!r}; nearest: {nearest(name, models.list_models())}"
-        )
+    known = models.list_models()
+    if name not in known:
+        raise DataError(f"torchvision has no model {name!r}; nearest: {nearest(name, known)}")
     return models.get_model(name, weights="DEFAULT" if pretrained else None)
 
 
@@ -90,19 +89,14 @@ def load_weights(model: nn.Module, path: str) -> None:
     if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
         raise FormatError(f"{path} holds {type(state).__name__}; expected a dict of tensors")
     own = model.state_dict()
-    missing = sorted(set(own) - set(state))
-    extra = sorted(set(state) - set(own))
-    other = [k for k in own if k in state and own[k].shape != state[k].shape]
-    if missing or extra or other:
-        parts = []
-        if other:
-            parts.append(
-                f"{other[0]} is {tuple(state[other[0]].shape)} there, {tuple(own[other[0]].shape)} "
-                "in the model"
-            )
-        if missing:
-            parts.append(f"{len(missing)} missing, such as {missing[0]}")
-        if extra:
-            parts.append(f"{len(extra)} unknown, such as {extra[0]}")
-        raise FormatError(f"the weights in {path} do not fit the model: {'; '.join(parts)}")
+    misfits = [
+        f"{key} is {tuple(state[key].shape)} there, {tuple(own[key].shape)} in the model"
+        for key in own
+        if key in state and own[key].shape != state[key].shape
+    ][:1]
+    for names, what in ((set(own) - set(state), "missing"), (set(state) - set(own), "unknown")):
+        if names:
+            misfits.append(f"{len(names)} {what}, such as {min(names)}")
+    if misfits:
+        raise FormatError(f"the weights in {path} do not fit the model: {'; '.join(misfits)}")
     model.load_state_dict(dict(state))

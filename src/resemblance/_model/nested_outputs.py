@@ -1,4 +1,4 @@
-"""The tensor inside whatever a module returns: found, replaced, turned batch first.
+"""The tensor inside whatever a module returns: found, replaced, and where its samples are.
 
 Modules return tensors, tuples, lists, dicts and dataclass-like outputs. What is recorded is the
 first floating-point tensor in them.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor
+
+from .._data.batches import sequence_like
 
 
 def first_tensor(output: Any) -> Tensor | None:
@@ -23,21 +25,17 @@ def first_tensor(output: Any) -> Tensor | None:
     """
     if isinstance(output, Tensor):
         return output if output.is_floating_point() else None
-    for value in _children(output):
-        found = first_tensor(value)
-        if found is not None:
-            return found
-    return None
+    found = (first_tensor(value) for value in _children(output))
+    return next((tensor for tensor in found if tensor is not None), None)
 
 
-def _children(output: Any) -> list[Any]:
+def _children(output: Any) -> Iterable[Any]:
     if isinstance(output, Mapping):
-        return list(output.values())
+        return output.values()
     if isinstance(output, tuple | list):
-        return list(output)
-    if _is_record(output):
-        return [getattr(output, field.name) for field in dataclasses.fields(output)]
-    return []
+        return output
+    fields = dataclasses.fields(output) if _is_record(output) else ()
+    return [getattr(output, field.name) for field in fields]
 
 
 def _is_record(output: Any) -> bool:
@@ -64,17 +62,10 @@ def _swap(value: Any, old: Tensor | None, new: Tensor) -> Any:
             out[key] = _swap(item, old, new)
         return out
     if isinstance(value, tuple | list):
-        items = [_swap(item, old, new) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return sequence_like(value, [_swap(item, old, new) for item in value])
     return value
 
 
-def sample_axis(tensor: Tensor, count: int, *, usual: int) -> int | None:
-    """Which of the first two axes holds `count` samples; `usual` where both could, None if neither.
-
-    Recurrent layers and older transformers are time-major: (time, samples, width).
-    """
-    fitting = [axis for axis in (0, 1) if tensor.ndim > axis and tensor.shape[axis] == count]
-    if len(fitting) == 2:
-        return usual
-    return fitting[0] if fitting else None
+def sample_axes(tensor: Tensor, count: int) -> list[int]:
+    """Where `count` samples can be: time-major layers have them second (time, samples, width)."""
+    return [axis for axis, length in enumerate(tensor.shape[:2]) if length == count]

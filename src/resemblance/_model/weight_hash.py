@@ -19,9 +19,8 @@ def of_weights(model: nn.Module) -> str:
     values = {key: _some_bytes(weight) for key, weight in weights.items()}
     read: dict[str, bytes] = {}
     for device in {x.device for x in values.values()}:  # one copy each, as a GPU is slow to begin
-        here = [key for key, x in values.items() if x.device == device]
-        lengths = [len(values[key]) for key in here]
-        whole = torch.cat([values[key] for key in here]).cpu().split(lengths)
+        here = {key: x for key, x in values.items() if x.device == device}
+        whole = torch.cat([*here.values()]).cpu().split([len(x) for x in here.values()])
         read |= {key: x.numpy().tobytes() for key, x in zip(here, whole, strict=True)}
     for key, weight in weights.items():
         digest.update(f"{plain_name(key)} {tuple(weight.shape)}".encode())

@@ -52,7 +52,7 @@ class CountSketch:
             raise DataError(f"sample indices must not be negative; found {index.min()}")
         rows = self.buckets // self.per_sample
         h = np.empty((len(index), self.per_sample), np.int64)
-        s = np.empty((len(index), self.per_sample), np.float32)
+        s = np.empty(h.shape, np.float32)
         for t in range(self.per_sample):
             h[:, t] = t * rows + below(bits(self.seed, BUCKET + 16 * t, index), rows)
             s[:, t] = 1.0 - 2.0 * (bits(self.seed, SIGN + 16 * t, index) >> np.uint64(63))

@@ -3,8 +3,8 @@
 In plain PyTorch, folding, bucketing, totals and inner products each read the features and the
 gradients again. This Triton kernel reads every element once: a program takes a few samples and a
 tile of slots, walks through the chunks that fold onto those slots, and adds what it gathered to
-the buckets. It computes what `sketch.Fold` and `sketch.add_to_buckets` compute, up to the order of
-float32 sums, which differs from run to run (`deterministic=True` takes the plain path).
+the buckets. It computes what `Fold` and `add_to_buckets` compute, up to the order of float32 sums,
+which differs from run to run (`deterministic=True` takes the plain path).
 """
 
 from __future__ import annotations

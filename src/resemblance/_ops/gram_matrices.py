@@ -3,7 +3,7 @@
 On a GPU a product for each block is a launch for each block, and reads memory at half its speed.
 Here one Triton kernel serves a whole batch: a program takes one block and a share of its columns,
 reads each element once and multiplies the tile with its own transpose. The shares are added in a
-fixed order, so runs agree bit for bit. Elsewhere `blocks.gram` is called for each block.
+fixed order, so runs agree bit for bit. Elsewhere `gram` is called for each block.
 """
 
 from __future__ import annotations

@@ -90,28 +90,19 @@ def _correlations(kernel: Tensor) -> tuple[Tensor, Tensor]:  # (..., n, n) -> (.
 
 
 def pack16(kernel: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Blocks (..., n, n), n ≤ size, as int16 triangles (..., size·(size-1)/2) and diagonals.
-
-    They stay on the device of the kernel.
-    """
+    """Blocks (..., n, n), n ≤ size, as int16 triangles (..., size·(size-1)/2) and diagonals."""
     triangle, diagonal = _correlations(kernel)
     packed = (triangle * _ONE16).round_().short()
     missing = size * (size - 1) // 2 - packed.shape[-1]
-    short = size - diagonal.shape[-1]
-    return F.pad(packed, (0, missing)), F.pad(diagonal, (0, short))
+    return F.pad(packed, (0, missing)), F.pad(diagonal, (0, size - diagonal.shape[-1]))
 
 
 def unpack16(triangle: Tensor, diagonal: Tensor) -> Tensor:
-    """Packed blocks (k, t), (k, n) as strict lower triangles (k, t), in the diagonal's dtype.
-
-    Returns the entries K_ij, i > j, row by row; the diagonal is exact and stays where it is.
-    """
+    """The entries K_ij, i > j, of packed blocks (k, t), (k, n), in the diagonal's dtype."""
     entries, roots = triangle.to(diagonal.dtype).mul_(1 / _ONE16), diagonal.sqrt()
-    if entries.is_cuda:
+    if entries.is_cuda or entries.stride(0) == 1:  # laid out as `picked` does
         rows, columns = lower(diagonal.shape[-1], entries.device)
         return entries.mul_(picked(roots, rows)).mul_(picked(roots, columns))
-    if entries.stride(0) == 1:  # laid out as the transpose, as `picked` does: so should the roots
-        roots = roots.T.contiguous().T
     for i in range(1, diagonal.shape[-1]):  # a gather of both roots would take longer
         row = entries[:, i * (i - 1) // 2 : i * (i + 1) // 2]
         row.mul_(roots[:, i : i + 1]).mul_(roots[:, :i])
@@ -122,27 +113,22 @@ def squares(triangles: Tensor, diagonal: Tensor) -> Tensor:
     """Full symmetric matrices (k, n, n) from lower triangles (k, t) and diagonals (k, n)."""
     size = diagonal.shape[-1]
     rows, columns = lower(size, triangles.device)
-    out = torch.zeros(*diagonal.shape, size, dtype=triangles.dtype, device=triangles.device)
-    out[..., rows, columns] = triangles
-    out = out + out.transpose(-1, -2)
-    out.diagonal(dim1=-2, dim2=-1).copy_(diagonal)
+    out = torch.diag_embed(diagonal.to(triangles.dtype))
+    out[..., rows, columns] = out[..., columns, rows] = triangles
     return out
 
 
 def pack24(kernel: Tensor) -> tuple[Tensor, Tensor]:
     """A kernel (n, n) as three little-endian bytes an entry (t, 3) and a float32 diagonal."""
     triangle, diagonal = _correlations(kernel)
-    fixed = (triangle * _ONE24).round_().int() & 0xFFFFFF
-    bytes_ = torch.stack([fixed & 0xFF, fixed >> 8 & 0xFF, fixed >> 16], -1)
-    return bytes_.to(torch.uint8), diagonal
+    fixed = (triangle * _ONE24).round_().int()
+    return torch.stack([fixed >> at & 0xFF for at in (0, 8, 16)], -1).to(torch.uint8), diagonal
 
 
 def unpack24(triangle: Tensor, diagonal: Tensor) -> Tensor:
     """The kernel (n, n) in float64 that `pack24` stored."""
     low, middle, high = triangle.int().unbind(-1)
-    fixed = low | middle << 8 | high << 16
-    fixed = torch.where(fixed >= 1 << 23, fixed - (1 << 24), fixed)  # two's complement
+    fixed = (low << 8 | middle << 16 | high << 24) >> 8  # the topmost bit is the sign
     rows, columns = lower(len(diagonal))
     scale = diagonal.double().sqrt()
-    entries = fixed.double() / _ONE24 * scale[rows] * scale[columns]
-    return squares(entries[None], diagonal[None])[0]
+    return squares(fixed.double() / _ONE24 * scale[rows] * scale[columns], diagonal)

@@ -3,7 +3,7 @@
 ‖θ‖_fr = (L + 1) · √E⟨f, ∇_f ℓ⟩², with f the features of a layer and L the number of layers (Liang,
 Poggio, Rakhlin, Stokes 2019, there at the logits). In a network of rectifiers without biases
 ⟨f, ∇_f ℓ⟩ is the same at every layer; where it differs, biases and normalisation are the reason.
-`fisher_rao` makes a `FisherRao`, whose `distance` is the rival measure of Tang et al. 2020.
+`FisherRao.distance` is the rival measure of Tang et al. 2020.
 """
 
 from __future__ import annotations
@@ -73,15 +73,13 @@ def fisher_rao(rep: Representation, *, depth: int | None = None) -> FisherRao:
             f"the Fisher-Rao norm needs gradients and {rep.name!r} was recorded without; "
             "record it again with gradients=True"
         )
-    depth = len(rep) if depth is None else depth
+    depth, n = len(rep) if depth is None else depth, rep.samples
     norms, errors = {}, {}
     for layer in rep:
-        products = layer.products
-        assert products is not None  # as there are gradients
-        second = products.inner_squared / rep.samples
-        fourth = products.inner_fourth / rep.samples
+        assert layer.products is not None  # as there are gradients
+        second, fourth = layer.products.inner_squared / n, layer.products.inner_fourth / n
         norms[layer.name] = (depth + 1) * second**0.5
-        spread = (max(fourth - second**2, 0.0) / rep.samples) ** 0.5  # of the mean of ⟨f, g⟩²
+        spread = (max(fourth - second**2, 0.0) / n) ** 0.5  # of the mean of ⟨f, g⟩²
         errors[layer.name] = (depth + 1) * spread / (2 * second**0.5) if second else float("nan")
     return FisherRao(rep.name, depth, norms, errors)
 

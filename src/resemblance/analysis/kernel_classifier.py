@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -28,13 +29,13 @@ from ..similarity import combinations
 from ..similarity.combinations import Kernel
 from ..similarity.kernels import needs
 from .gathered_samples import Gathered, sketch_targets
-from .kernel_ridge import Problem, accuracy, best_by_leave_one_out, kernel
+from .kernel_ridge import Problem, kernel
 from .sample_vectors import Pass, Vectors, visit
 
 SKETCHES = ("auto", None, "both")
-_FOLDS = 5
 
 
+@dataclass(eq=False, repr=False)
 class KernelClassifier:
     """Kernel ridge classification on one layer of a network that is not trained further.
 
@@ -65,62 +66,41 @@ class KernelClassifier:
     1.0
     """
 
-    _estimator_type = "classifier"
-    loo_score_: float | None
-    cv_score_: float | None
+    model: nn.Module
+    _: KW_ONLY
+    layer: str | None = None
+    kernel: Kernel = "features"
+    alpha: float | None = None
+    sketch: Literal["auto", "both"] | None = "auto"
+    buckets: int = 512
+    exact_up_to: int = 8000
+    classes: Sequence[Any] | None = None
+    pool: pooling.Pool = "flatten"
+    beta: float = 0.5
+    logits: FindLogits | None = None
+    call: RunModel | None = None
+    max_dim: int | None = 16384
+    seed: int = 0
+    batch_size: int = 128
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        layer: str | None = None,
-        kernel: Kernel = "features",
-        alpha: float | None = None,
-        sketch: Literal["auto", "both"] | None = "auto",
-        buckets: int = 512,
-        exact_up_to: int = 8000,
-        classes: Sequence[Any] | None = None,
-        pool: pooling.Pool = "flatten",
-        beta: float = 0.5,
-        logits: FindLogits | None = None,
-        call: RunModel | None = None,
-        max_dim: int | None = 16384,
-        seed: int = 0,
-        batch_size: int = 128,
-    ) -> None:
-        self.model = model
-        self.layer = layer
-        self.kernel = kernel
-        self.alpha = alpha
-        self.sketch = sketch
-        self.buckets = buckets
-        self.exact_up_to = exact_up_to
-        self.classes = classes
-        self.pool = pool
-        self.beta = beta
-        self.logits = logits
-        self.call = call
-        self.max_dim = max_dim
-        self.seed = seed
-        self.batch_size = batch_size
+    _estimator_type = "classifier"
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The constructor's arguments."""
-        return {name: getattr(self, name) for name in _PARAMETERS}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def set_params(self, **params: Any) -> KernelClassifier:
         """Replace some of the constructor's arguments."""
+        known = self.get_params()
         for name, value in params.items():
-            if name not in _PARAMETERS:
-                raise DataError(f"no parameter {name!r}; there are {', '.join(_PARAMETERS)}")
+            if name not in known:
+                raise DataError(f"no parameter {name!r}; there are {', '.join(known)}")
             setattr(self, name, value)
         return self
 
     def __repr__(self) -> str:
-        return (
-            f"KernelClassifier({type(self.model).__name__}, layer={self.layer!r}, "
-            f"kernel={self.kernel!r}, sketch={self.sketch!r})"
-        )
+        options = f"layer={self.layer!r}, kernel={self.kernel!r}, sketch={self.sketch!r}"
+        return f"KernelClassifier({type(self.model).__name__}, {options})"
 
     def __sklearn_tags__(self) -> Any:  # asked for by scikit-learn alone, which is there then
         from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
@@ -132,7 +112,23 @@ class KernelClassifier:
             input_tags=InputTags(two_d_array=False, three_d_array=True),
         )
 
-    # -- fitting --------------------------------------------------------------------------------
+    def _prepare(self, max_dim: int | None, seed: int) -> None:
+        """Check the parameters and forget an earlier fit; scikit-learn's estimators do it here."""
+        combinations.check("ridge", self.kernel)
+        if self.sketch in ("data", "labels"):
+            what = f"sketch={self.sketch!r}, which now does what 'both' does,"
+            deprecated(what, "sketch='both'", since="0.2", stacklevel=4)
+        elif self.sketch not in SKETCHES:
+            raise DataError(f"sketch must be one of {SKETCHES}; found {self.sketch!r}")
+        if self.alpha is not None and not 0 < self.alpha < math.inf:
+            raise DataError(
+                f"alpha must be a positive number, or None to choose it; found {self.alpha!r}"
+            )
+        run = (self.pool, self.beta, self.logits, self.call, max_dim, seed, self.batch_size)
+        self._how = Pass(needs(self.kernel), *run)
+        self._width = 0
+        self.loo_score_: float | None = None
+        self.cv_score_: float | None = None
 
     def fit(self, data: Any, y: Any = None) -> KernelClassifier:
         """One pass over the data: anything `record` takes, with labels in it or as `y`."""
@@ -141,28 +137,29 @@ class KernelClassifier:
         most = {"auto": self.exact_up_to, None: math.inf}.get(self.sketch, 0)
         gathered = Gathered(CountSketch(self.buckets, self.seed), most)
         names: list[str] = []
+        found: list[np.ndarray] = []
 
         def consume(indices: np.ndarray, own: Any, layers: dict[str, Vectors]) -> None:
             names[:] = layers
             vectors = layers[names[-1]]  # with layer=None the last of the automatic ones
             self._check_width(vectors, names[-1])
-            gathered.add(indices, labels.of_batch(indices, own, given), vectors)
+            found.append(labels.of_batch(indices, own, given))
+            gathered.add(indices, vectors)
 
         visit(self.model, data, "auto" if self.layer is None else self.layer, self._how, consume)
         if self.layer is not None and len(names) > 1:
-            raise LayerError(
-                f"layer={self.layer!r} stands for {', '.join(names)}; name one of them"
-            )
+            all_of_them = ", ".join(names)
+            raise LayerError(f"layer={self.layer!r} stands for {all_of_them}; name one of them")
         _refuse_count(given, gathered.count)
-        found = gathered.labels()
-        self.classes_ = labels.classes(found, self.classes)
-        self.n_samples_, self.layer_ = gathered.count, names[-1]
-        targets = labels.one_hot(found, self.classes_)
+        targets = self._targets(np.concatenate(found))
+        problem = gathered.problem(targets)
+        alphas = problem.alphas() if self.alpha is None else [float(self.alpha)]
         if gathered.exact:
-            self.sketch_ = None
-            return self._fit_exact(Problem.of_items(gathered.rows(), targets))
-        self.sketch_ = "both"
-        return self._fit_sketched(gathered, targets)
+            alpha, self.loo_score_ = problem.best_by_leave_one_out(alphas)
+        else:
+            alpha, self.cv_score_ = gathered.best_by_folds(targets, alphas)
+        self.sketch_ = None if gathered.exact else "both"
+        return self._fitted(problem, alpha, names[-1], gathered.count)
 
     def fit_representation(self, rep: Representation, y: Any) -> KernelClassifier:
         """Fit on what `record(..., keep_sums=True)` kept, without another pass over the data.
@@ -185,14 +182,12 @@ class KernelClassifier:
                     "keep_sums=True, gradients=True and buckets above 0"
                 )
             sums[kind] = found.buckets.double()
-        for what, here, there in (
-            ("pool", pooling.check(self.pool), s.pool),
-            ("beta", self.beta if "gradients" in self._how.kinds else s.beta, s.beta),
-        ):
-            if here != there:
+        here = {"pool": pooling.check(self.pool), "beta": self.beta}
+        for what in ("pool", "beta") if "gradients" in sums else ("pool",):
+            if here[what] != getattr(s, what):
                 raise MismatchError(
-                    f"{what} differs: {there!r} in the recording, {here!r} here; set the "
-                    "classifier's to the recording's"
+                    f"{what} differs: {getattr(s, what)!r} in the recording, {here[what]!r} here; "
+                    "set the classifier's to the recording's"
                 )
         given = np.asarray(y)
         _refuse_count(given, rep.samples + rep.data.skipped)
@@ -201,46 +196,12 @@ class KernelClassifier:
                 f"{rep.data.skipped} samples were skipped as not finite, and it is not known "
                 "which: their labels cannot be left out; use fit on finite samples"
             )
-        self.classes_ = labels.classes(given, self.classes)
-        targets = labels.one_hot(given, self.classes_)
         sketch = CountSketch(s.buckets, s.seed, s.per_sample)
-        table = sketch_targets(targets, sketch, np.arange(len(given)), len(sums))
-        self.layer_, self.n_samples_, self.sketch_ = layer.name, rep.samples, "both"
-        self._width = next(iter(sums.values())).shape[1]
-        return self._finish(Problem.of_items(sums, table), float(self.alpha))
-
-    def _fit_exact(self, problem: Problem) -> KernelClassifier:
-        spectrum, targets = problem.spectrum, problem.targets
-        if self.alpha is None:
-            alpha, self.loo_score_ = best_by_leave_one_out(spectrum, targets)
-        else:
-            alpha = float(self.alpha)
-            self.loo_score_ = accuracy(spectrum.leave_one_out(targets, alpha), targets)
-        return self._finish(problem, alpha)
-
-    def _fit_sketched(self, gathered: Gathered, targets: Tensor) -> KernelClassifier:
-        """α by folds of the held samples: what a fold added to a sum is taken off again."""
-        whole, held = gathered.problem(targets), gathered.held()
-        alphas = whole.spectrum.alphas().tolist() if self.alpha is None else [float(self.alpha)]
-        error, hits = np.zeros(len(alphas)), np.zeros(len(alphas))
-        mixed = np.random.default_rng(self.seed).permutation(held)
-        for fold in np.array_split(mixed, min(_FOLDS, len(held))):
-            part = gathered.problem(targets, without=fold)
-            similar = kernel(gathered.rows(fold), part.items)
-            for i, alpha in enumerate(alphas):
-                predicted = similar @ part.weights(alpha)
-                error[i] += float(((predicted - targets[fold]) ** 2).sum())
-                hits[i] += accuracy(predicted, targets[fold]) * len(fold)
-        best = int(error.argmin())
-        self.cv_score_ = float(hits[best] / len(held))
-        return self._finish(whole, alphas[best])
-
-    def _finish(self, problem: Problem, alpha: float) -> KernelClassifier:
-        self.alpha_ = alpha
-        self._items, self._weights = problem.items, problem.weights(alpha)
-        return self
-
-    # -- predicting -----------------------------------------------------------------------------
+        table = sketch_targets(self._targets(given), sketch, np.arange(len(given)), len(sums))
+        self._check_width(sums, layer.name)
+        self.sketch_ = "both"
+        problem = Problem.of_items(sums, table)
+        return self._fitted(problem, float(self.alpha), layer.name, rep.samples)
 
     def decision_function(self, data: Any) -> np.ndarray:  # (n, classes)
         """t*, the regressed one-hot target of each sample, in the order of the data."""
@@ -248,20 +209,20 @@ class KernelClassifier:
 
     def predict(self, data: Any) -> np.ndarray:  # (n,)
         """The class of the largest t*, in the order of the data."""
-        values = self.decision_function(data)
+        values = self.decision_function(data)  # first, as it says whether there are classes yet
         return self.classes_[values.argmax(1)]
 
     def score(self, data: Any, y: Any = None) -> float:
         """Accuracy; labels are in the data or `y`, and must be among `classes_`."""
         values, own = self._decide(data)
-        if y is None and own is None:
-            raise DataError("found no labels to score by; pass y, or data of (inputs, labels)")
         true = own if y is None else np.asarray(y)
+        if true is None:
+            raise DataError("found no labels to score by; pass y, or data of (inputs, labels)")
         _refuse_count(true, len(values))
         labels.refuse_unseen(true, self.classes_)
         return float((self.classes_[values.argmax(1)] == true).mean())
 
-    def _decide(self, data: Any) -> tuple[np.ndarray, Any]:
+    def _decide(self, data: Any) -> tuple[np.ndarray, np.ndarray | None]:
         """t* and the data's own labels, if it has them, in the order of the data."""
         if not hasattr(self, "_weights"):
             raise ResemblanceError("this KernelClassifier is not fitted yet: call fit first")
@@ -278,32 +239,14 @@ class KernelClassifier:
         back = np.argsort(np.concatenate(order))
         return torch.cat(values).numpy()[back], np.concatenate(true)[back] if true else None
 
-    # -- checks ---------------------------------------------------------------------------------
+    def _targets(self, found: np.ndarray) -> Tensor:  # (n,) -> (n, classes)
+        self.classes_ = labels.classes(found, self.classes)
+        return labels.one_hot(found, self.classes_)
 
-    def _prepare(self, max_dim: int | None, seed: int) -> None:
-        """Check the parameters and forget an earlier fit; scikit-learn's estimators do it here."""
-        combinations.check("ridge", self.kernel)
-        if self.sketch in ("data", "labels"):
-            what = f"sketch={self.sketch!r}, which now does what 'both' does,"
-            deprecated(what, "sketch='both'", since="0.2", stacklevel=4)
-        elif self.sketch not in SKETCHES:
-            raise DataError(f"sketch must be one of {SKETCHES}; found {self.sketch!r}")
-        if self.alpha is not None and not 0 < self.alpha < float("inf"):
-            raise DataError(
-                f"alpha must be a positive number, or None to choose it; found {self.alpha!r}"
-            )
-        self._how = Pass(
-            kinds=needs(self.kernel),
-            pool=self.pool,
-            beta=self.beta,
-            logits=self.logits,
-            call=self.call,
-            max_dim=max_dim,
-            seed=seed,
-            batch_size=self.batch_size,
-        )
-        self._width = 0
-        self.loo_score_ = self.cv_score_ = None
+    def _fitted(self, problem: Problem, alpha: float, layer: str, count: int) -> KernelClassifier:
+        self.alpha_, self.layer_, self.n_samples_ = alpha, layer, count
+        self._items, self._weights = problem.items, problem.weights(alpha)
+        return self
 
     def _check_width(self, vectors: Vectors, layer: str) -> None:
         width = next(iter(vectors.values())).shape[1]
@@ -313,9 +256,6 @@ class KernelClassifier:
                 f"layer {layer!r}: expected vectors of width {self._width} as before, found {width}"
                 "; pass inputs of one size, or pool"
             )
-
-
-_PARAMETERS = tuple(name for name in KernelClassifier.__init__.__annotations__ if name != "return")
 
 
 def _refuse_count(given: Any, samples: int) -> None:

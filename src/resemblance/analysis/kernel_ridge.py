@@ -1,13 +1,12 @@
 """Kernel ridge regression in closed form: one spectrum, then any α for the price of a product.
 
-For a kernel K = QΛQᵀ over n items with targets T (n, C), the fit at α keeps the share
-λ / (λ + α) of each direction. `Spectrum` holds Q and Λ on the range of K; its `weights` are
-(K + αI)⁻¹T, and `leave_one_out` is what each item would be predicted from all others. A `Problem`
-pairs a spectrum with the items and targets it came from, exact or sketched.
+For a kernel K = QΛQᵀ over n items with targets T (n, C), the fit at α keeps the share λ / (λ + α)
+of each direction. A `Problem` holds the items, be they samples or buckets, and Q and Λ.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,67 +20,60 @@ _WIDTH = 4096  # columns turned to float64 at a time
 
 
 @dataclass(frozen=True)
-class Spectrum:
-    """Eigenvalues (r,) above round-off and their eigenvectors (n, r) of a kernel over n items."""
+class Problem:
+    """Items, their targets, and the spectrum of their kernel, on its range."""
 
-    values: Tensor
-    vectors: Tensor
-
-    @staticmethod
-    def of_kernel(kernel: Tensor) -> Spectrum:  # (n, n)
-        """From the kernel itself: O(n³)."""
-        values, vectors = torch.linalg.eigh(kernel)
-        kept = values > _RANK * values.amax().clamp_min(1e-300)
-        return Spectrum(values[kept], vectors[:, kept])
+    items: Vectors  # each (n, d)
+    targets: Tensor  # (n, C)
+    values: Tensor  # (r,)
+    vectors: Tensor  # (n, r)
 
     @staticmethod
-    def of_rows(rows: Tensor) -> Spectrum:  # (n, d)
-        """Of the kernel rows · rowsᵀ, through whichever of n × n and d × d is smaller."""
-        if len(rows) <= rows.shape[1]:
-            return Spectrum.of_kernel(rows @ rows.T)
-        inner = Spectrum.of_kernel(rows.T @ rows)
-        return Spectrum(inner.values, rows @ inner.vectors / inner.values.sqrt())
+    def of_items(items: Vectors, targets: Tensor) -> Problem:
+        """Cost: O(n³), or O(n d²) for a single kind of fewer dimensions than items."""
+        x = next(iter(items.values()))
+        if len(items) > 1 or len(x) <= x.shape[1]:
+            return Problem(items, targets, *_spectrum(kernel(items, items)))
+        values, vectors = _spectrum(x.T.double() @ x.double())
+        return Problem(items, targets, values, x.double() @ vectors / values.sqrt())
 
-    def alphas(self) -> Tensor:
+    def alphas(self) -> list[float]:
         """Ridges worth trying: eight decades about the mean eigenvalue over the n items."""
-        return _GRID * (self.values.sum() / len(self.vectors)).clamp_min(1e-300)
+        mean = (self.values.sum() / len(self.vectors)).clamp_min(1e-300)
+        return (_GRID * mean).tolist()
 
-    def residuals(self, targets: Tensor, alpha: float) -> Tensor:  # (n, C)
-        """α(K + αI)⁻¹T, what the fit leaves of the targets."""
-        shares = self.values / (self.values + alpha)
-        return targets - self.vectors @ (shares[:, None] * (self.vectors.T @ targets))
-
-    def weights(self, targets: Tensor, alpha: float) -> Tensor:  # (n, C)
+    def weights(self, alpha: float) -> Tensor:  # (n, C)
         """(K + αI)⁻¹T, the coefficient of each item's kernel in the prediction."""
-        return self.residuals(targets, alpha) / alpha
+        shares = self.values / (self.values + alpha)
+        fitted = self.vectors @ (shares[:, None] * (self.vectors.T @ self.targets))
+        return (self.targets - fitted) / alpha
 
-    def leave_one_out(self, targets: Tensor, alpha: float) -> Tensor:  # (n, C)
+    def leave_one_out(self, alpha: float) -> Tensor:  # (n, C)
         """What each item is predicted by the fit to all others: tᵢ − rᵢ / (1 − hᵢ).
 
         r are the residuals and h the leverages, diag K(K + αI)⁻¹. Exact. Cost: O(n r C).
 
-        >>> spectrum = Spectrum.of_kernel(torch.ones(3, 3).double())
-        >>> targets = torch.tensor([[0.0], [3.0], [6.0]]).double()
-        >>> round(float(spectrum.leave_one_out(targets, alpha=1.0)[0]), 6)
+        >>> items, targets = torch.ones(3, 1), torch.tensor([[0.0], [3.0], [6.0]]).double()
+        >>> problem = Problem.of_items({"features": items}, targets)
+        >>> round(float(problem.leave_one_out(alpha=1.0)[0]), 6)
         3.0
         """
-        shares = self.values / (self.values + alpha)
-        leverages = (self.vectors**2) @ shares
+        leverages = (self.vectors**2) @ (self.values / (self.values + alpha))
         free = (1 - leverages).clamp_min(1e-12)  # 0 where an item alone spans its direction
-        return targets - self.residuals(targets, alpha) / free[:, None]
+        return self.targets - alpha * self.weights(alpha) / free[:, None]
+
+    def best_by_leave_one_out(self, alphas: Sequence[float]) -> tuple[float, float]:
+        return best(alphas, [self.leave_one_out(alpha) for alpha in alphas], self.targets)
 
 
-def accuracy(predictions: Tensor, targets: Tensor) -> float:
-    """The share of rows whose largest entry is where the one-hot target has its one."""
-    return float((predictions.argmax(1) == targets.argmax(1)).double().mean())
-
-
-def best_by_leave_one_out(spectrum: Spectrum, targets: Tensor) -> tuple[float, float]:
-    """The α of least leave-one-out squared error on a grid, and the accuracy that goes with it."""
-    grid = spectrum.alphas().tolist()
-    left_out = [spectrum.leave_one_out(targets, alpha) for alpha in grid]
-    best = min(range(len(grid)), key=lambda i: float(((left_out[i] - targets) ** 2).sum()))
-    return grid[best], accuracy(left_out[best], targets)
+def best(
+    alphas: Sequence[float], predictions: Sequence[Tensor], targets: Tensor
+) -> tuple[float, float]:
+    """The α of least squared error, and the accuracy of the predictions made with it."""
+    errors = [float(((predicted - targets) ** 2).sum()) for predicted in predictions]
+    least = errors.index(min(errors))
+    hits = predictions[least].argmax(1) == targets.argmax(1)
+    return alphas[least], float(hits.double().mean())
 
 
 def kernel(rows: Vectors, items: Vectors) -> Tensor:  # (n, d), (m, d) -> (n, m)
@@ -93,21 +85,7 @@ def kernel(rows: Vectors, items: Vectors) -> Tensor:  # (n, d), (m, d) -> (n, m)
     return out
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Items, and the coefficients that make predictions of their kernels with a new sample."""
-
-    items: Vectors  # each (m, d)
-    spectrum: Spectrum
-    targets: Tensor  # (m, C)
-
-    @staticmethod
-    def of_items(items: Vectors, targets: Tensor) -> Problem:
-        """Kernel ridge from items, whether samples or buckets, to their targets."""
-        if len(items) == 1:
-            return Problem(items, Spectrum.of_rows(next(iter(items.values())).double()), targets)
-        return Problem(items, Spectrum.of_kernel(kernel(items, items)), targets)
-
-    def weights(self, alpha: float) -> Tensor:  # (items, C)
-        """The coefficient of each item's kernel in the prediction of each class."""
-        return self.spectrum.weights(self.targets, alpha)
+def _spectrum(kernel: Tensor) -> tuple[Tensor, Tensor]:  # (n, n) -> (r,), (n, r)
+    values, vectors = torch.linalg.eigh(kernel)
+    kept = values > _RANK * values.amax().clamp_min(1e-300)
+    return values[kept], vectors[:, kept]

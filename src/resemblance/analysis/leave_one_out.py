@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from .._data import labels
@@ -15,8 +14,8 @@ from .._model.losses import FindLogits
 from .._model.pooling import Pool
 from ..similarity import combinations, kernels
 from ..similarity.combinations import Kernel
-from .kernel_ridge import Problem, best_by_leave_one_out
-from .sample_vectors import Pass, Vectors, visit
+from .kernel_ridge import Problem
+from .sample_vectors import Pass, Vectors, joined, visit
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,7 @@ def leave_one_out(
     Bias: α has seen the samples it is scored on, which lifts the accuracy a little, by less than
     its standard error √(p(1−p)/N). Cost: one pass; N × d floats and O(N² min(N, d)) a layer.
 
+    >>> import torch
     >>> x = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).repeat(20, 1)
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(2, 2))
     >>> dict(leave_one_out(net, x, [1, 0] * 20, layers="0").accuracies)
@@ -78,8 +78,6 @@ def leave_one_out(
     targets = labels.one_hot(whole, labels.classes(whole))
     accuracies, alphas = {}, {}
     for name in list(rows):
-        parts = rows.pop(name)  # a layer's vectors go once they are used
-        items = {kind: torch.cat([part[kind] for part in parts]) for kind in parts[0]}
-        spectrum = Problem.of_items(items, targets).spectrum
-        alphas[name], accuracies[name] = best_by_leave_one_out(spectrum, targets)
+        problem = Problem.of_items(joined(rows.pop(name)), targets)  # vectors go once used
+        alphas[name], accuracies[name] = problem.best_by_leave_one_out(problem.alphas())
     return LeaveOneOut(accuracies, alphas, len(whole))

@@ -2,8 +2,7 @@
 
 With K the kernel of a layer over N samples, ‖μ‖² = (1/N²) Σ_ij K_ij is the squared norm of the mean
 of ψ(x); for the default `product` kernel ψ = g fᵀ, which is zero in the mean where the network has
-settled. It is set against the two normalisers of similarity indices, ‖K‖_F/N² (of CKA) and
-√Tr K / N (of NBS). `adaptation` makes an `Adaptation`: a table of these by layer.
+settled. It is set against the normalisers of similarity indices: ‖K‖_F/N² (CKA), √Tr K / N (NBS).
 
 Use it to compare data sets on one network. It does not rank networks for one data set: for that,
 give it the network and labelled data, and read the column `loo_accuracy` (docs/adaptation.md).
@@ -32,15 +31,15 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-COLUMNS = (
-    "mean_embedding",  # ‖μ‖
-    "norm_frobenius",  # ‖K‖_F / N²
-    "norm_trace",  # √Tr K / N
-    "ratio_frobenius",  # ‖μ‖ / (‖K‖_F / N²)
-    "ratio_trace",  # ‖μ‖ / (√Tr K / N)
-    "log_ratio",  # log of the first ratio
-    "mean_embedding_squared",  # ‖μ‖², which is unbiased and may come out below zero
-)
+_EXPONENTS = {  # of the squared norms ‖μ‖², ‖K‖_F² / N⁴ and Tr K / N²
+    "mean_embedding": (0.5, 0, 0),
+    "norm_frobenius": (0, 0.5, 0),
+    "norm_trace": (0, 0, 0.5),
+    "ratio_frobenius": (0.5, -0.5, 0),
+    "ratio_trace": (0.5, 0, -0.5),
+}
+# log of the first ratio; ‖μ‖², which is unbiased and may come out below zero
+COLUMNS = (*_EXPONENTS, "log_ratio", "mean_embedding_squared")
 _SCALED = {"mean_embedding": 1, "norm_frobenius": 1, "norm_trace": 1, "mean_embedding_squared": 2}
 
 
@@ -66,10 +65,8 @@ class Adaptation:
         return self.columns[column]
 
     def __repr__(self) -> str:
-        return (
-            f"Adaptation({self.label!r}, {len(self.layers)} layers, {self.kernel}, "
-            f"from {self.estimator})"
-        )
+        what = f"{len(self.layers)} layers, {self.kernel}, from {self.estimator}"
+        return f"Adaptation({self.label!r}, {what})"
 
     @property
     def label(self) -> str:
@@ -80,21 +77,18 @@ class Adaptation:
 
         Ratios stay as they are. It makes networks of different depth comparable with ‖θ‖_fr.
         """
-        depth = len(self.layers)
         columns = {
-            name: values * depth ** _SCALED.get(name.removesuffix("_stderr"), 0)
+            name: values * len(self.layers) ** _SCALED.get(name.removesuffix("_stderr"), 0)
             for name, values in self.columns.items()
         }
         return replace(self, columns=columns)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings; NaN becomes None."""
-        plain = {
-            name: [None if math.isnan(v) else v for v in values.tolist()]
-            for name, values in self.columns.items()
-        }
-        rest = ("model", "data", "kernel", "estimator", "samples")
-        return {**{k: getattr(self, k) for k in rest}, "layers": list(self.layers), **plain}
+        out = {**vars(self), "layers": list(self.layers)}
+        for name, values in out.pop("columns").items():
+            out[name] = [None if math.isnan(value) else value for value in values.tolist()]
+        return out
 
     def to_frame(self) -> pandas.DataFrame:
         """One row a layer, in order of execution."""
@@ -157,27 +151,17 @@ def adaptation(
     combinations.check("adaptation", kernel, estimator=estimator)
     if (model is None) != (data is None):
         raise DataError("loo_accuracy needs both model= and data=(inputs, labels); found one only")
-    columns: dict[str, list[float]] = {f"{c}{e}": [] for c in COLUMNS for e in ("", "_stderr")}
+    squared_norms = _from_blocks if estimator == "blocks" else _from_buckets
+    columns: dict[str, list[float]] = {}
     for layer in rep:
-        if estimator == "blocks":
-            squares, covariance = _from_blocks(layer, kernel, rep)
-        else:
-            squares, covariance = _from_buckets(layer, kernel, rep.samples)
-        for name, (value, error) in _columns(squares, covariance, layer.name).items():
-            columns[name].append(value)
-            columns[f"{name}_stderr"].append(error)
+        for name, value in _columns(*squared_norms(layer, kernel, rep), layer.name).items():
+            columns.setdefault(name, []).append(value)
     table = {name: np.array(values) for name, values in columns.items()}
     if model is not None:
         table |= _leave_one_out(model, data, rep)
-    return Adaptation(
-        model=rep.name,
-        data=rep.data.id or f"data {rep.data.fingerprint[:6]}",
-        kernel=kernel,
-        estimator=estimator,
-        samples=rep.samples,
-        layers=tuple(rep.layer_names),
-        columns=table,
-    )
+    where = rep.data.id or f"data {rep.data.fingerprint[:6]}"
+    layers = tuple(rep.layer_names)
+    return Adaptation(rep.name, where, kernel, estimator, rep.samples, layers, table)
 
 
 def _from_blocks(
@@ -187,13 +171,12 @@ def _from_blocks(
     n = rep.samples
     for kind in kernels.needs(kernel):
         layer.packed_blocks(kind)  # or an error that says how to record it
-    rows = [
-        [len(d), len(d) * (len(d) - 1)]
-        + [float(x) for x in (d.sum(), (d**2).sum(), 2 * t.sum(), 2 * (t**2).sum())]
+    rows = [  # samples, pairs, Σd, Σd², Σ_{i≠j}K, Σ_{i≠j}K²
+        (len(d), len(d) * (len(d) - 1), d.sum(), (d**2).sum(), 2 * t.sum(), 2 * (t**2).sum())
         for t, d in block_estimates.kernel_blocks(layer, kernel, rep.block_sizes)
     ]
-    sums = np.array(rows)  # (blocks, 6): samples, pairs, Σd, Σd², Σ_{i≠j}K, Σ_{i≠j}K²
-    if not len(rows) or not sums[:, 1].sum():
+    sums = np.array(rows, float).reshape(-1, 6)
+    if not sums[:, 1].any():
         raise MismatchError(
             f"no pair of samples shares a block at layer {layer.name!r}; record with blocks above "
             '0 and at least two samples, or use estimator="paper"'
@@ -217,16 +200,15 @@ def _from_blocks(
     return whole, (count - 1) / count * moves.T @ moves
 
 
-def _from_buckets(layer: Layer, kernel: Kernel, n: int) -> tuple[np.ndarray, np.ndarray]:
-    k = bucket_estimates.kernel_matrix(layer, kernel, centre=False, paper=True)
-    squares = np.array(
-        [float(k.sum()) / n**2, float((k * k).sum()) / n**4, float(k.trace()) / n**2]
-    )
-    return squares, np.full((3, 3), np.nan)
+def _from_buckets(
+    layer: Layer, kernel: Kernel, rep: Representation
+) -> tuple[np.ndarray, np.ndarray]:  # (3,), (3, 3)
+    k = bucket_estimates.kernel_matrix(layer, kernel, centre=False, paper=True) / rep.samples**2
+    squares = [float(k.sum()), float((k * k).sum()), float(k.trace())]
+    return np.array(squares), np.full((3, 3), np.nan)
 
 
 def _trace(layer: Layer, kernel: Kernel) -> float:
-    """Tr K over all samples, from moments."""
     if kernel == "sum":  # each part is divided by its own trace
         return 2.0
     if kernel == "product" and layer.products is not None:
@@ -234,9 +216,7 @@ def _trace(layer: Layer, kernel: Kernel) -> float:
     return layer.recorded(*kernels.needs(kernel)).trace
 
 
-def _columns(
-    squares: np.ndarray, covariance: np.ndarray, layer: str
-) -> dict[str, tuple[float, float]]:
+def _columns(squares: np.ndarray, covariance: np.ndarray, layer: str) -> dict[str, float]:
     """Every column's value and standard error, by the delta method."""
     mean, mean_error = float(squares[0]), math.sqrt(covariance[0, 0])
     if mean <= 0:
@@ -246,28 +226,19 @@ def _columns(
             ResemblanceWarning,
             stacklevel=3,
         )
-
-    def power(*exponents: float) -> tuple[float, float]:
-        """Π squares^exponents, and its error: relative errors add, weighted by the exponents."""
-        if any(e and not s > 0 for e, s in zip(exponents, squares, strict=True)):
-            return math.nan, math.nan
-        value = math.prod(s**e for e, s in zip(exponents, squares.tolist(), strict=True) if e)
-        slope = value * np.array(
-            [e / s if e else 0.0 for e, s in zip(exponents, squares, strict=True)]
-        )
-        variance = float(slope @ covariance @ slope)  # below zero by round-off, if it is zero
-        return value, math.sqrt(max(variance, 0.0))
-
-    ratio, ratio_error = power(0.5, -0.5, 0)
-    return {
-        "mean_embedding": power(0.5, 0, 0),
-        "norm_frobenius": power(0, 0.5, 0),
-        "norm_trace": power(0, 0, 0.5),
-        "ratio_frobenius": (ratio, ratio_error),
-        "ratio_trace": power(0.5, 0, -0.5),
-        "log_ratio": (math.log(ratio), ratio_error / ratio),
-        "mean_embedding_squared": (mean, mean_error),
-    }
+    out: dict[str, float] = {}
+    for name, exponents in _EXPONENTS.items():
+        e = np.array(exponents)
+        used, value, error = e != 0, math.nan, math.nan
+        if (squares[used] > 0).all():
+            value = float(np.prod(squares[used] ** e[used]))
+            slope = value * e[used] / squares[used]
+            variance = float(slope @ covariance[np.ix_(used, used)] @ slope)
+            error = math.sqrt(max(variance, 0.0))  # below zero by round-off, if it is zero
+        out |= {name: value, f"{name}_stderr": error}
+    ratio, error = out["ratio_frobenius"], out["ratio_frobenius_stderr"]
+    out |= {"log_ratio": math.log(ratio), "log_ratio_stderr": error / ratio}
+    return out | {"mean_embedding_squared": mean, "mean_embedding_squared_stderr": mean_error}
 
 
 def _leave_one_out(model: nn.Module, data: Any, rep: Representation) -> dict[str, np.ndarray]:

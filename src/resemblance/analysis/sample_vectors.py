@@ -1,11 +1,12 @@
 """Each sample's features and gradients as they are, for those who need the vectors themselves.
 
 `visit` is a pass that keeps nothing: it draws samples, taps layers and pools exactly as `record`
-does, and calls back once a batch. A classifier and a leave-one-out score are made from it.
+does, and calls back once a batch.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,10 @@ from ..representation.layer import Kind
 
 Vectors = dict[Kind, Tensor]  # the kinds asked for, each (n, d), float32 on the CPU
 Visitor = Callable[[np.ndarray, Any, dict[str, Vectors]], None]  # indices, labels, by layer
+
+
+def joined(parts: Sequence[Vectors]) -> Vectors:
+    return {kind: torch.cat([part[kind] for part in parts]) for kind in parts[0]}
 
 
 @dataclass(frozen=True)
@@ -70,21 +75,18 @@ class _Handing:
         self.names, self.how, self.visitor = names, how, visitor
         self.flat = set(names)  # layers at which no gradient but zero was seen so far
         self._found: dict[int, Vectors] = {}
-        self._folds: dict[int, Fold] = {}
+        self._fold = functools.cache(lambda d, device: Fold(d, how.max_dim or d, how.seed, device))
 
     def begin(self, batch: Batch) -> None:
-        self._indices, self._labels = batch.indices, labels_of(batch.samples)
-        self._mask = attention_mask(batch.samples)
+        self._batch, self._mask = batch, attention_mask(batch.samples)
 
     def consume(self, i: int, features: Tensor, gradients: Tensor | None) -> None:
         if self.how.pool == "flatten":
             features, gradients = pooling.in_memory_order(features, gradients)
-        both: dict[Kind, Tensor | None] = {"features": features, "gradients": gradients}
+        both: dict[Kind, Any] = {"features": features, "gradients": gradients}
         self._found[i] = {}
         for kind in self.how.kinds:
-            x = both[kind]
-            assert x is not None
-            x = pooling.apply(self.how.pool, x, self._mask, gradient=kind == "gradients")
+            x = pooling.apply(self.how.pool, both[kind], self._mask, gradient=kind == "gradients")
             # without gradients the forward pass is under way and may write over this memory
             self._found[i][kind] = x.float() if gradients is not None else x.float().clone()
 
@@ -93,21 +95,13 @@ class _Handing:
         for i, name in enumerate(self.names):
             found = self._found.pop(i)
             for kind, x in found.items():
-                bad = ~torch.isfinite(x).all(1)
-                if bool(bad.any()):
+                bad = (~torch.isfinite(x).all(1)).nonzero()
+                if len(bad):
                     raise DataError(
                         f"NaN or Inf in the {kind} of layer {name!r} at sample "
-                        f"{self._indices[int(bad.nonzero()[0])]}; repair the sample or the model"
+                        f"{self._batch.indices[int(bad[0])]}; repair the sample or the model"
                     )
-            if "gradients" in found and bool((found["gradients"] != 0).any()):
+            if "gradients" in found and found["gradients"].any():
                 self.flat.discard(name)
-            out[name] = {kind: self._folded(i, x).cpu() for kind, x in found.items()}
-        self.visitor(self._indices, self._labels, out)
-
-    def _folded(self, i: int, x: Tensor) -> Tensor:
-        width = self.how.max_dim
-        if not width or x.shape[1] <= width:
-            return x
-        if i not in self._folds or self._folds[i].dim != x.shape[1]:
-            self._folds[i] = Fold(x.shape[1], width, self.how.seed, x.device)
-        return self._folds[i](x)
+            out[name] = {k: self._fold(x.shape[1], x.device)(x).cpu() for k, x in found.items()}
+        self.visitor(self._batch.indices, labels_of(self._batch.samples), out)

@@ -2,8 +2,7 @@
 
 F_i = E_x E_{y ~ p(y|x)} (∂ log p(y|x) / ∂θ_i)², averaged over the weights of each filter (an output
 channel of a convolution, a row of a linear layer) and without the head, whose size depends on the
-task. Labels are the network's own, never the data's. `task2vec` makes a `TaskEmbedding`, with
-the distances of its paper (Achille et al. 2019, arXiv 1902.03545).
+task. Labels are the network's own, never the data's (Achille et al. 2019, arXiv 1902.03545).
 
 As in that paper, tasks are comparable through one probe network whose head was fitted to each; the
 embeddings of unrelated networks have no common axes, and say nothing about each other.
@@ -11,8 +10,9 @@ embeddings of unrelated networks have no common axes, and say nothing about each
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,24 +85,20 @@ class TaskEmbedding:
         return self.distance(other) - weight * self.complexity()
 
     def _same(self, other: TaskEmbedding) -> Tensor:
-        shapes = [{k: len(v) for k, v in one.fisher.items()} for one in (self, other)]
-        if shapes[0] != shapes[1]:
-            odd = next(k for k in [*shapes[0], *shapes[1]] if shapes[0].get(k) != shapes[1].get(k))
-            raise MismatchError(
-                f"embeddings of different networks: {odd!r} has {shapes[0].get(odd, 'no')} filters "
-                f"in one and {shapes[1].get(odd, 'no')} in the other; embed both tasks with one "
-                "probe network"
-            )
+        for name in {**self.fisher, **other.fisher}:
+            one, two = (len(x.fisher.get(name, ())) or "no" for x in (self, other))
+            if one != two:
+                raise MismatchError(
+                    f"embeddings of different networks: {name!r} has {one} filters in one and "
+                    f"{two} in the other; embed both tasks with one probe network"
+                )
         return torch.cat([other.fisher[name] for name in self.fisher])
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write one file; it appears whole or not at all."""
-        header = {
-            "task2vec": {"samples": self.samples, "draws": self.draws, "name": self.name},
-            "parameters": list(self.fisher),
-        }
+        own = {"samples": self.samples, "draws": self.draws, "name": self.name}
         tensors = {f"{i}": tensor for i, tensor in enumerate(self.fisher.values())}
-        return container.write(path, header, tensors)
+        return container.write(path, {"task2vec": own, "parameters": list(self.fisher)}, tensors)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> TaskEmbedding:
@@ -151,29 +147,30 @@ def task2vec(
     """
     if draws not in ("auto", None) and not (isinstance(draws, int) and draws > 0):
         raise DataError(f'draws must be 1 or more, None or "auto"; found {draws!r}')
-    if chunk is not None and chunk < 1:
-        raise DataError(f"chunk must be 1 or more, or None; found {chunk!r}")
     if chunk is None:
         size = sum(p.numel() for p in runnable(model).parameters())
         chunk = max(1, min(128, _FLOATS // max(1, size)))
+    if chunk < 1:
+        raise DataError(f"chunk must be 1 or more, or None; found {chunk!r}")
     find = logits or find_logits
     with opened(model, data, block=chunk) as run:
         classes = _classes(find(run.outputs))
+        if draws == "auto":
+            draws = _DRAWS if classes > _EXACT_UP_TO else None
+        labels = int(draws or 0)
         weights = _filters(run.model, run.calls, head)
-        rest = {k: v for k, v in run.model.state_dict(keep_vars=True).items() if k not in weights}
-        whole = draws is None or (draws == "auto" and classes <= _EXACT_UP_TO)
-        labels = 0 if whole else draws if isinstance(draws, int) else _DRAWS
+        fixed = {k: v for k, v in run.model.state_dict().items() if k not in weights}
+        per_sample = functools.partial(_squares, run.model, fixed, find)
         generator = torch.Generator().manual_seed(seed)
-        per_sample = _squares(run.model, {k: v.detach() for k, v in rest.items()}, find)
         totals = {k: torch.zeros(len(w), dtype=torch.float64) for k, w in weights.items()}
         count = 0
         for batch, samples in run.batches(chunk):
             n = len(batch.indices)
+            count += n
             u = torch.rand(n, labels, generator=generator).to(run.device or "cpu")
             squares = vmap(per_sample, (None, 0, 0))(weights, inputs_of(samples), u)
             for key, square in squares.items():
                 totals[key] += square.sum(0).double().cpu()
-            count += n
     fisher = {key: total / count for key, total in totals.items()}
     if not all(bool(torch.isfinite(x).all()) for x in fisher.values()):
         raise DataError("NaN or Inf in the gradients; repair the data or the model")
@@ -181,36 +178,35 @@ def task2vec(
 
 
 def _squares(
-    model: nn.Module, fixed: dict[str, Tensor], find: FindLogits
-) -> Callable[[dict[str, Tensor], Any, Tensor], dict[str, Tensor]]:
-    """The function from (weights, one sample, uniforms) to its expected squared gradients."""
+    model: nn.Module,
+    fixed: dict[str, Tensor],
+    find: FindLogits,
+    weights: dict[str, Tensor],
+    sample: Any,
+    u: Tensor,  # (draws,) uniforms; none for the expectation over all classes
+) -> dict[str, Tensor]:  # each (filters,)
+    """The expected squared gradients of one sample."""
 
-    def per_sample(weights: dict[str, Tensor], sample: Any, u: Tensor) -> dict[str, Tensor]:
-        def log_p(w: dict[str, Tensor]) -> Tensor:  # (classes,)
-            batch = tree_map(lambda x: x[None], sample)
-            by_name = isinstance(batch, Mapping)
-            args, kwargs = ((), dict(batch)) if by_name else ((batch,), {})
-            out = functional_call(model, (w, fixed), args, kwargs)
-            return F.log_softmax(find(out)[0].float(), -1)
+    def log_p(w: dict[str, Tensor]) -> Tensor:  # (classes,)
+        batch = tree_map(lambda x: x[None], sample)
+        args, kwargs = ((), dict(batch)) if isinstance(batch, Mapping) else ((batch,), {})
+        out = functional_call(model, (w, fixed), args, kwargs)
+        return F.log_softmax(find(out)[0].float(), -1)
 
-        values, pull = vjp(log_p, weights)[:2]
-        p = values.detach().exp()
-        if u.shape[0]:
-            drawn = torch.searchsorted(p.cumsum(0), u * p.sum()).clamp_max(len(p) - 1)
-            at, shares = F.one_hot(drawn, len(p)).to(p), torch.full_like(u, 1 / u.shape[0])
-        else:
-            at, shares = torch.eye(len(p), dtype=p.dtype, device=p.device), p
-        total = {
-            key: torch.zeros(len(w), dtype=w.dtype, device=w.device) for key, w in weights.items()
-        }
-        for cotangent, share in zip(at, shares, strict=True):  # faster than vmap over these as well
-            for key, g in pull(cotangent)[0].items():
-                # a norm, unlike a mean of squares, makes no second copy of the gradient
-                norms = torch.linalg.vector_norm(g.flatten(1), dim=1)  # (filters,)
-                total[key] = total[key] + share * norms**2 * (len(g) / g.numel())
-        return total
-
-    return per_sample
+    values, pull = vjp(log_p, weights)[:2]
+    p = values.detach().exp()
+    if len(u):
+        drawn = torch.searchsorted(p.cumsum(0), u * p.sum()).clamp_max(len(p) - 1)
+        at, shares = F.one_hot(drawn, len(p)).to(p), torch.full_like(u, 1 / len(u))
+    else:
+        at, shares = torch.eye(len(p), dtype=p.dtype, device=p.device), p
+    total = {key: w.new_zeros(len(w)) for key, w in weights.items()}
+    for cotangent, share in zip(at, shares, strict=True):  # faster than vmap over these as well
+        for key, g in pull(cotangent)[0].items():
+            # a norm, unlike a mean of squares, makes no second copy of the gradient
+            norms = torch.linalg.vector_norm(g.flatten(1), dim=1)  # (filters,)
+            total[key] = total[key] + share * norms**2 * (len(g) / g.numel())
+    return total
 
 
 def _classes(z: Tensor) -> int:
@@ -227,13 +223,13 @@ def _filters(model: nn.Module, calls: Sequence[Call], head: bool) -> dict[str, T
     modules = list(dict.fromkeys(call.module for call in calls if call.weighted))
     if not head:
         modules = modules[:-1]
-    own = {plain_name(name): (name, p) for name, p in model.named_parameters() if p.ndim > 1}
-    names = [key for m in modules for key in own if key.rpartition(".")[0] == m]
-    if not names:
+    own = [(plain_name(k).rpartition(".")[0], k, p.detach()) for k, p in model.named_parameters()]
+    out = {k: p for m in modules for module, k, p in own if module == m and p.ndim > 1}
+    if not out:
         raise LayerError(
             "found no layer with weights before the head; pass head=True to embed the head itself"
         )
-    return {own[key][0]: own[key][1].detach() for key in names}
+    return out
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:

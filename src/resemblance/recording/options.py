@@ -28,9 +28,8 @@ class Keep:
 
     def __post_init__(self) -> None:
         if self.block < 1 or self.blocks < 0:
-            raise DataError(
-                f"block must be 1 or more and blocks 0 or more; found {self.block}, {self.blocks}"
-            )
+            found = f"{self.block}, {self.blocks}"
+            raise DataError(f"block must be 1 or more and blocks 0 or more; found {found}")
         if self.buckets:
             CountSketch(self.buckets, self.seed, self.per_sample)  # refuses what does not fit
         width = self.max_dim

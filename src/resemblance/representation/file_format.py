@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from . import container
-from .layer import KINDS, Blocks, Buckets, Kind, Layer, Products, Recorded, Sums
+from .layer import KINDS, Blocks, Buckets, Layer, Products, Recorded, Sums
 from .provenance import DataInfo, Made, ModelInfo
 from .representation import Representation
 from .settings import Settings
@@ -42,13 +42,8 @@ def save(rep: Representation, path: str | os.PathLike[str]) -> Path:
         "block_sizes": rep.block_sizes,
         "block_numbers": rep.block_numbers,
         "layers": [
-            {
-                "name": layer.name,
-                "shape": layer.shape,
-                "dim": layer.dim,
-                "folded": layer.folded,
-                "moments": _moments(layer),
-            }
+            {name: getattr(layer, name) for name in ("name", "shape", "dim", "folded")}
+            | {"moments": _moments(layer)}
             for layer in rep.layers
         ],
     }
@@ -76,19 +71,37 @@ def _known(kind: type[T], values: Mapping[str, Any]) -> T:
     return kind(**{f.name: values[f.name] for f in fields(kind)})  # type: ignore[arg-type]
 
 
+# The tensors of one kind: their names in a file after `layer.kind.`, by the record they fill.
+_TENSORS: dict[str, tuple[str, ...]] = {
+    "blocks": ("blocks.triangle", "blocks.diagonal"),
+    "buckets": ("buckets.triangle", "buckets.diagonal", "buckets.mean"),
+    "sums": ("sums", "total"),
+}
+
+
 def _tensors(recorded: Recorded) -> dict[str, Tensor]:
-    """The tensors of one kind by their names after `layer.kind.`."""
-    out = {}
-    if recorded.blocks is not None:
-        out["blocks.triangle"] = recorded.blocks.triangle
-        out["blocks.diagonal"] = recorded.blocks.diagonal
-    if recorded.buckets is not None:
-        out["buckets.triangle"] = recorded.buckets.triangle
-        out["buckets.diagonal"] = recorded.buckets.diagonal
-        out["buckets.mean"] = recorded.buckets.mean
-    if recorded.sums is not None:
-        out["sums"], out["total"] = recorded.sums.buckets, recorded.sums.total
-    return out
+    return {
+        name: getattr(getattr(recorded, part), field.name)
+        for part, names in _TENSORS.items()
+        if getattr(recorded, part) is not None
+        for name, field in zip(names, fields(getattr(recorded, part)), strict=False)
+    }
+
+
+def _recorded(prefix: str, trace: float, mean: float | None, tensors: Tensors) -> Recorded:
+    blocks, buckets, sums = (
+        [tensors[prefix + name] for name in names] if prefix + names[0] in tensors else None
+        for names in _TENSORS.values()
+    )
+    return Recorded(
+        trace=trace,
+        blocks=Blocks(*blocks) if blocks else None,
+        buckets=Buckets(*buckets, mean_norm=mean) if buckets and mean is not None else None,
+        sums=Sums(*sums) if sums else None,
+    )
+
+
+_PRODUCTS = ("product", "inner", "inner_squared", "inner_fourth")  # fields of Products, in a file
 
 
 def _moments(layer: Layer) -> dict[str, float]:
@@ -99,46 +112,21 @@ def _moments(layer: Layer) -> dict[str, float]:
         if recorded.buckets is not None:
             out[f"mean_{kind}"] = recorded.buckets.mean_norm
     if layer.products is not None:
-        inner = {f.name: getattr(layer.products, f.name) for f in fields(Products)}
-        out |= {"product": inner.pop("norms"), **inner}
+        out |= zip(_PRODUCTS, astuple(layer.products), strict=True)
     return out
 
 
 def _layer(i: int, entry: Mapping[str, Any], tensors: Tensors) -> Layer:
     moments = entry["moments"]
     kinds: dict[str, Recorded] = {
-        kind: _recorded(f"{i}.{kind}.", kind, moments, tensors)
+        kind: _recorded(
+            f"{i}.{kind}.", moments[f"trace_{kind}"], moments.get(f"mean_{kind}"), tensors
+        )
         for kind in KINDS
         if f"trace_{kind}" in moments
     }
-    inner = None
-    if "inner" in moments:
-        inner = Products(
-            moments["product"], moments["inner"], moments["inner_squared"], moments["inner_fourth"]
-        )
+    products = Products(*(moments[name] for name in _PRODUCTS)) if "inner" in moments else None
+    shape, signs = tuple(entry["shape"]), tensors.get("signs")
     return Layer(
-        name=entry["name"],
-        shape=tuple(entry["shape"]),
-        dim=entry["dim"],
-        folded=entry["folded"],
-        products=inner,
-        signs=tensors.get("signs"),
-        **kinds,
-    )
-
-
-def _recorded(prefix: str, kind: Kind, moments: Mapping[str, float], tensors: Tensors) -> Recorded:
-    def found(*names: str) -> list[Tensor] | None:
-        """Those tensors, if the first is there."""
-        keys = [prefix + name for name in names]
-        return [tensors[key] for key in keys] if keys[0] in tensors else None
-
-    blocks = found("blocks.triangle", "blocks.diagonal")
-    buckets = found("buckets.triangle", "buckets.diagonal", "buckets.mean")
-    sums = found("sums", "total")
-    return Recorded(
-        trace=moments[f"trace_{kind}"],
-        blocks=Blocks(*blocks) if blocks else None,
-        buckets=Buckets(*buckets, mean_norm=moments[f"mean_{kind}"]) if buckets else None,
-        sums=Sums(*sums) if sums else None,
+        entry["name"], shape, entry["dim"], entry["folded"], products=products, signs=signs, **kinds
     )

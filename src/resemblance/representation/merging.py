@@ -6,13 +6,13 @@ Accumulators add and blocks concatenate; bucket kernels do neither and are forme
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, astuple, replace
 
 import torch
 
 from .._ops.count_sketch import bucket_kernel
 from ..errors import MismatchError
-from .layer import Blocks, Buckets, Kind, Layer, Products, Recorded, Sums
+from .layer import Blocks, Buckets, Layer, Products, Recorded, Sums
 from .representation import Representation
 
 
@@ -57,28 +57,29 @@ def merge(parts: Iterable[Representation], *, keep_sums: bool = False) -> Repres
 def _merged(same: Sequence[Layer], order: Sequence[int], samples: int) -> Layer:
     """One layer from its shards; `order` is that of their blocks, one shard after the other."""
     first = same[0]
-    kinds = {kind: _merged_kind(same, kind, order, samples) for kind in first.kinds}
-    products = first.products
-    if products is not None:
-        each = [asdict(layer.products) for layer in same if layer.products is not None]
-        products = Products(**{f.name: sum(x[f.name] for x in each) for f in fields(Products)})
-    signs = first.signs
-    if signs is not None:
-        signs = torch.stack([layer.signs for layer in same if layer.signs is not None]).sum(0)
-    return replace(first, products=products, signs=signs, **kinds)  # type: ignore[arg-type]
+    kinds = {
+        kind: _merged_kind([layer.recorded(kind) for layer in same], order, samples)
+        for kind in first.kinds
+    }
+    each = [astuple(layer.products) for layer in same if layer.products is not None]
+    signs = [layer.signs for layer in same if layer.signs is not None]
+    return replace(
+        first,
+        products=Products(*(sum(values) for values in zip(*each, strict=True))) if each else None,
+        signs=torch.stack(signs).sum(0) if signs else None,
+        **kinds,  # type: ignore[arg-type]
+    )
 
 
-def _merged_kind(same: Sequence[Layer], kind: Kind, order: Sequence[int], samples: int) -> Recorded:
-    parts = [layer.recorded(kind) for layer in same]
-    blocks = [part.blocks for part in parts if part.blocks is not None]
-    sums = [part.sums for part in parts if part.sums is not None]
+def _merged_kind(parts: Sequence[Recorded], order: Sequence[int], samples: int) -> Recorded:
     out = Recorded(sum(part.trace for part in parts))
+    blocks = [(x.triangle, x.diagonal) for x in (part.blocks for part in parts) if x is not None]
+    sums = [(x.buckets, x.total) for x in (part.sums for part in parts) if x is not None]
     if blocks:
-        joined = (torch.cat([x.triangle for x in blocks]), torch.cat([x.diagonal for x in blocks]))
-        out = replace(out, blocks=Blocks(*(x[list(order)] for x in joined)))
+        joined = (torch.cat(values)[list(order)] for values in zip(*blocks, strict=True))
+        out = replace(out, blocks=Blocks(*joined))
     if sums:
-        table = torch.stack([x.buckets for x in sums]).sum(0)
-        total = torch.stack([x.total for x in sums]).sum(0)
+        table, total = (torch.stack(values).sum(0) for values in zip(*sums, strict=True))
         *kernel, norm = bucket_kernel(table, total, samples)
         out = replace(out, sums=Sums(table, total), buckets=Buckets(*kernel, mean_norm=float(norm)))
     return out

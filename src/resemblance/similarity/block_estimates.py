@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from ..representation.layer import Layer
 from ..representation.representation import Representation
 from . import chance_level as chance
 from . import indices, kernels
-from .combinations import Index, Kernel
+from .combinations import Kernel, Question
 from .pair_sums import Side, factors, least_visible, level, own_sums, pair_sums, side
 
 _DRAWS = 256  # permutations drawn in all, spread over the blocks
@@ -33,9 +34,23 @@ class Estimate:
 
     scores: np.ndarray
     stderr: np.ndarray
-    alive: tuple[np.ndarray, np.ndarray]  # rows and columns that are not constant on these data
+    alive: tuple[np.ndarray, ...]  # rows and columns that are not constant on these data
     chance: np.ndarray | None = None  # mean under permuted pairing
     chance_high: np.ndarray | None = None  # 95 % quantile
+
+    @staticmethod
+    def of(
+        scores: Tensor,
+        stderr: Tensor,
+        alive: Iterable[Tensor],
+        chance: Iterable[Tensor] = (),
+        *,
+        low: float = 0.0,
+    ) -> Estimate:
+        """An estimate from tensors on any device, with scores kept in [low, 1]."""
+        score, *levels = (x.clamp(low, 1.0).cpu().numpy() for x in (scores, *chance))
+        lives = tuple(x.cpu().numpy() for x in alive)
+        return Estimate(score, stderr.cpu().numpy(), lives, *levels)
 
 
 def runs(sizes: Sequence[int], at_once: int) -> list[tuple[int, int]]:
@@ -53,6 +68,39 @@ def runs(sizes: Sequence[int], at_once: int) -> list[tuple[int, int]]:
     return out
 
 
+def read(
+    layers: Sequence[Layer],
+    kernel: Kernel,
+    which: slice,  # blocks of one size
+    n: int,  # their samples
+    device: str | torch.device,
+    unit: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Blocks of a named kernel: strict lower triangles (g·L, n(n-1)/2), diagonals (g·L, n).
+
+    Rows come block by block, all layers of each, in float64. With `unit`, what the kernel is made
+    of is divided by its trace over that: at entries of about one float32 will do, on a CPU.
+    """
+    entries, diagonals = {}, {}
+    for kind in kernels.needs(kernel):
+        stored = [layer.packed_blocks(kind) for layer in layers]
+        packed = torch.stack([x.triangle[which, : n * (n - 1) // 2] for x in stored], 1)
+        diagonal = torch.stack([x.diagonal[which, :n] for x in stored], 1).double()
+        if unit is not None or kernel in kernels.OF_TRACES:
+            diagonal = diagonal * ((unit or 1.0) / kernels.traces(layers, kind))[:, None]
+        packed = packed.flatten(0, 1).to(device)
+        if unit is None:  # laid out as `packing.picked` does what it is combined with
+            packed = packed.T.contiguous().T
+        dtype = torch.float64 if unit is None or packed.is_cuda else torch.float32
+        diagonals[kind] = diagonal.flatten(0, 1).to(packed.device, dtype)
+        entries[kind] = packing.unpack16(packed, diagonals[kind])
+    if kernel == "transport":
+        square = kernels.transport(*(packing.squares(entries[k], diagonals[k]) for k in entries))
+        i, j = packing.lower(n, square.device)
+        return square[:, i, j], square.diagonal(dim1=-2, dim2=-1).clone()
+    return kernels.entries(kernel, entries), kernels.entries(kernel, diagonals)
+
+
 def stacked(
     layers: Iterable[Layer],
     kernel: Kernel,
@@ -61,39 +109,10 @@ def stacked(
     *,
     at_once: int = 1,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The blocks of a named kernel, for all layers, in float64: `runs` of g blocks at a time.
-
-    Yields strict lower triangles (g·L, t), row by row, t = n(n-1)/2, and diagonals (g·L, n): all
-    layers of a block, then those of the next.
-    """
+    """All blocks of a named kernel, as `read` has them, in `runs`."""
     layers = list(layers)
-    kinds = kernels.needs(kernel)
-    scale = {
-        kind: torch.tensor([[max(x.recorded(kind).trace, 1e-300)] for x in layers]).double()
-        for kind in kinds
-    }
     for start, stop in runs(sizes, at_once):
-        n = sizes[start]
-        t = n * (n - 1) // 2
-        entries, diagonals = {}, {}
-        for kind in kinds:
-            packed = [x.packed_blocks(kind).triangle[start:stop, :t].T for x in layers]
-            diagonal = [x.packed_blocks(kind).diagonal[start:stop, :n] for x in layers]
-            diagonals[kind] = torch.stack(diagonal, 1).flatten(0, 1).to(device).double()
-            rows = torch.stack(packed, 2).to(device).flatten(1).T
-            entries[kind] = packing.unpack16(rows, diagonals[kind])
-        unit = {kind: x.to(device).repeat(stop - start, 1) for kind, x in scale.items()}
-        if kernel == "transport":
-            square = kernels.transport(
-                *(packing.squares(entries[k], diagonals[k]) / unit[k][..., None] for k in kinds)
-            )
-            i, j = packing.lower(n, square.device)
-            yield square[:, i, j], square.diagonal(dim1=-2, dim2=-1).clone()
-        else:
-            yield (
-                kernels.entries(kernel, entries, unit),
-                kernels.entries(kernel, diagonals, unit),
-            )
+        yield read(layers, kernel, slice(start, stop), sizes[start], device)
 
 
 def kernel_blocks(
@@ -104,11 +123,11 @@ def kernel_blocks(
         yield triangles[0], diagonals[0]
 
 
-@dataclass(frozen=True)
-class _Blocks:
+class _Blocks(NamedTuple):
     """What each block says about numerator and denominators, for all layers."""
 
     cross: Tensor  # (k, L1, L2)
+    chance: Tensor  # (k, L1, L2) the mean of `cross` under permuted pairing
     own1: Tensor  # (k, L1)
     own2: Tensor  # (k, L2)
     visible1: Tensor  # (k, L1) an own value is round-off below these
@@ -117,8 +136,7 @@ class _Blocks:
     def mean(self, weights: Tensor) -> _Blocks:
         """The blocks' mean, each by its weight (k,); or many such means, for weights (m, k)."""
         share = weights / weights.sum(-1, keepdim=True)
-        values = (self.cross, self.own1, self.own2, self.visible1, self.visible2)
-        return _Blocks(*(torch.tensordot(share, x, 1) for x in values))
+        return _Blocks(*(torch.tensordot(share, x, 1) for x in self))
 
     def alive(self) -> tuple[Tensor, Tensor]:  # of means: (..., L1), (..., L2)
         return self.own1 > self.visible1, self.own2 > self.visible2
@@ -126,9 +144,6 @@ class _Blocks:
     def norms(self) -> Tensor:  # of means: (..., L1, L2)
         one, two = self.alive()
         return indices.norms(self.own1 * one, self.own2 * two)
-
-    def score(self) -> Tensor:  # of means: (..., L1, L2)
-        return self.cross / self.norms()
 
 
 def weights(sizes: Sequence[int], samples: float, *, centre: bool) -> Tensor:  # (k,)
@@ -144,12 +159,7 @@ def weights(sizes: Sequence[int], samples: float, *, centre: bool) -> Tensor:  #
 
 
 def scores(
-    a: Representation,
-    b: Representation,
-    kernel: Kernel,
-    index: Index,
-    centre: bool,
-    device: str | torch.device = "cpu",
+    a: Representation, b: Representation, asked: Question, device: str | torch.device = "cpu"
 ) -> Estimate:
     """`cka`, `cka-debiased` or `rsa` for all pairs of layers of two paired Representations.
 
@@ -161,65 +171,59 @@ def scores(
     Chance: the mean over all permutations of the pairing inside blocks, exactly, and its 95 %
     quantile from drawn ones.
     """
-    samples = float("inf") if index == "cka-debiased" else float(a.samples)
-    weight = weights(a.block_sizes, a.samples, centre=centre or index == "rsa")
     generator = torch.Generator().manual_seed(a.settings.seed)
+    each, draws, weight = _block_sums(a, b, asked, device, generator)
+    whole = each.mean(weight)
+    norms = whole.norms()
+    one_left_out = each.mean(weight * ~torch.eye(len(weight), dtype=torch.bool, device=device))
+    stderr = jackknife(one_left_out.cross / one_left_out.norms())
+    mean = whole.chance / norms
+    high = mean + chance.spread(draws, weight / weight.sum(), generator) / norms
+    low = 0.0 if asked.index == "cka" else -1.0
+    return Estimate.of(whole.cross / norms, stderr, whole.alive(), (mean, high), low=low)
+
+
+def _block_sums(
+    a: Representation,
+    b: Representation,
+    asked: Question,
+    device: str | torch.device,
+    generator: torch.Generator,
+) -> tuple[_Blocks, Tensor, Tensor]:
+    """What the blocks say, how permuted ones score (k, L1, L2, p), and the blocks' weights (k,)."""
+    sizes = a.block_sizes
+    weight = weights(sizes, a.samples, centre=asked.centre or asked.index == "rsa")
     per_block = max(2, -(-_DRAWS // len(weight)))
     rows = _ROWS.get(torch.device(device).type, _ROWS["cpu"])
     at_once = max(1, rows // max(len(a), len(b)))
-    both = (stacked(rep, kernel, rep.block_sizes, device, at_once=at_once) for rep in (a, b))
-    found: list[tuple[Tensor, ...]] = []
+    both = (stacked(rep, asked.kernel, sizes, device, at_once=at_once) for rep in (a, b))
+    said, draws = [], []
     units: list[Tensor] = []
-    for (start, stop), *pair in zip(runs(a.block_sizes, at_once), *both, strict=True):
-        n, blocks = a.block_sizes[start], stop - start
+    for (start, stop), *pair in zip(runs(sizes, at_once), *both, strict=True):
         if not weight[start]:
             continue
+        n, blocks = sizes[start], stop - start
         # at a mean diagonal of one, float32 holds the products of kernels of any scale
         units = units or [_unit(d[: len(rep)]) for (_, d), rep in zip(pair, (a, b), strict=True)]
-        scaled = [
-            (t / u.repeat(blocks, 1), d / u.repeat(blocks, 1))
-            for (t, d), u in zip(pair, units, strict=True)
-        ]
-        one, two = (_prepared(*x, index, centre) for x in scaled)
-        add_up = factors(index, n, samples, centre=centre).to(device)
+        many = [unit.repeat(blocks, 1) for unit in units]
+        scaled = [(t / unit, d / unit) for (t, d), unit in zip(pair, many, strict=True)]
+        one, two = (_prepared(*x, asked) for x in scaled)
         sums = pair_sums(one, two, blocks)
+        add_up = factors(asked.index, n, a.samples, centre=asked.centre).to(device)
+        parts = (sums, chance.permuted_sums(sums, n), own_sums(one), own_sums(two))
+        cross, expected, *own = (torch.tensordot(add_up, x, 1) for x in parts)
+        visible = (least_visible(d) for _, d in scaled)
+        said.append((cross, expected, *(x.view(blocks, -1) for x in (*own, *visible))))
         orders = chance.orders(blocks, per_block, n, generator).to(device)
-        found.append(
-            (
-                torch.tensordot(add_up, sums, 1),
-                *(torch.tensordot(add_up, own_sums(x), 1).view(blocks, -1) for x in (one, two)),
-                *(least_visible(d).view(blocks, -1) for _, d in scaled),
-                torch.tensordot(add_up, chance.permuted_sums(sums, n), 1),
-                chance.drawn(one, two, orders, add_up),
-            )
-        )
-
-    weight = weight[weight > 0].to(device)
-    *values, expected, draws = (torch.cat(x) for x in zip(*found, strict=True))
-    each = _Blocks(*values)
-    whole = each.mean(weight)
-    value = whole.score()
-    left_out = each.mean(_without_one(weight)).score()
-    stderr = jackknife(list(left_out), torch.full_like(value, torch.nan))
-    share = weight / weight.sum()
-    mean = torch.tensordot(share, expected, 1) / whole.norms()
-    above = chance.spread(draws, share, generator) / whole.norms()
-    low = 0.0 if index == "cka" else -1.0
-    high = (mean + above).clamp(low, 1.0)
-    alive1, alive2 = whole.alive()
-    return Estimate(
-        scores=value.clamp(low, 1.0).cpu().numpy(),
-        stderr=stderr.cpu().numpy(),
-        alive=(alive1.cpu().numpy(), alive2.cpu().numpy()),
-        chance=mean.clamp(low, 1.0).cpu().numpy(),
-        chance_high=high.cpu().numpy(),
-    )
+        draws.append(chance.drawn(one, two, orders, add_up))
+    each = _Blocks(*(torch.cat(x) for x in zip(*said, strict=True)))
+    return each, torch.cat(draws), weight[weight > 0].to(device)
 
 
-def _prepared(triangle: Tensor, diagonal: Tensor, index: Index, centre: bool) -> Side:
-    if index == "rsa":
+def _prepared(triangle: Tensor, diagonal: Tensor, asked: Question) -> Side:
+    if asked.index == "rsa":
         return side(*_distances(triangle, diagonal))
-    return (level if centre else side)(triangle, diagonal)
+    return (level if asked.centre else side)(triangle, diagonal)
 
 
 def _unit(diagonal: Tensor) -> Tensor:  # (L, n) -> (L, 1)
@@ -229,24 +233,13 @@ def _unit(diagonal: Tensor) -> Tensor:  # (L, n) -> (L, 1)
 
 def _distances(triangle: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
     """Squared distances less their mean; a sample is at no distance from itself."""
-    n = diagonal.shape[-1]
-    rows, columns = packing.lower(n, diagonal.device)
+    rows, columns = packing.lower(diagonal.shape[-1], diagonal.device)
     squared = packing.picked(diagonal, rows) + packing.picked(diagonal, columns) - 2 * triangle
-    if n > 1:
-        squared = squared - squared.mean(1, keepdim=True)  # a covariance does not see it
-    return squared, torch.zeros_like(diagonal)
+    # a covariance does not see the mean
+    return squared - squared.mean(1, keepdim=True), torch.zeros_like(diagonal)
 
 
-def _without_one(weight: Tensor) -> Tensor:  # (k,) -> (k, k), or (0, 1) for a lone block
-    """The blocks' weights with one block left out, for each block."""
-    rest = weight * ~torch.eye(len(weight), dtype=torch.bool, device=weight.device)
-    return rest if len(weight) > 1 else rest[:0]
-
-
-def jackknife(left_out: Sequence[Tensor], unknown: Tensor) -> Tensor:
-    """Standard error from scores with one block left out each; `unknown` with fewer than two."""
-    k = len(left_out)
-    if k < 2:
-        return unknown
-    each = torch.stack(list(left_out))
-    return ((each - each.mean(0)) ** 2).sum(0).mul((k - 1) / k).sqrt()
+def jackknife(left_out: Tensor) -> Tensor:  # (k, ...) -> (...)
+    """Standard error from the scores with each block left out."""
+    k = len(left_out)  # of a single block nothing is left, whose score is NaN, as is its error
+    return ((left_out - left_out.mean(0)) ** 2).sum(0).mul((k - 1) / k).sqrt()

@@ -26,7 +26,6 @@ def permuted_sums(sums: Tensor, n: int) -> Tensor:  # (9, ...) -> (9, ...)
 
 
 def orders(blocks: int, draws: int, n: int, generator: torch.Generator) -> Tensor:  # (g, p, n)
-    """Random orders of the samples of each block."""
     each = [torch.randperm(n, generator=generator) for _ in range(blocks * draws)]
     return torch.stack(each).view(blocks, draws, n)
 
@@ -35,7 +34,8 @@ def drawn(one: Side, two: Side, orders: Tensor, factors: Tensor) -> Tensor:  # (
     """Inner products with the samples of one side in each of the orders (g, p, n)."""
     blocks, layers = len(orders), len(two[1]) // len(orders)
     if not orders.is_cuda:  # precise enough here; a GPU may be set to round float32 products
-        one, two, factors = _float32(one), _float32(two), factors.float()
+        one, two = (Side(*(part.float() for part in x)) for x in (one, two))
+        factors = factors.float()
     parts = []
     for some in orders.split(max(1, 32 // blocks), 1):
         sums = pair_sums(one, permuted(two, some), blocks)  # (9, g, L1, p · L2)
@@ -44,10 +44,7 @@ def drawn(one: Side, two: Side, orders: Tensor, factors: Tensor) -> Tensor:  # (
 
 
 def permuted(x: Side, orders: Tensor) -> Side:
-    """One side of g blocks with its samples in the orders (g, p, n): p times as many layers.
-
-    Within a block they come draw by draw, all layers of each.
-    """
+    """A side of g blocks in the orders (g, p, n): in each block, all layers of draw after draw."""
     triangle, diagonal, sums, t, s = x
     blocks, draws, n = orders.shape
     layers, device = len(diagonal) // blocks, orders.device
@@ -61,33 +58,17 @@ def permuted(x: Side, orders: Tensor) -> Side:
         every = rows.view(blocks, 1, layers, n).expand(-1, draws, -1, -1)
         return every.gather(3, orders[:, :, None].expand_as(every)).flatten(0, 2)
 
-    def again(totals: Tensor) -> Tensor:  # (g · L,) -> (g · p · L,)
-        return totals.view(blocks, 1, layers).expand(-1, draws, -1).flatten()
-
-    return (
-        flat.index_select(0, at.flatten()).view(len(i), -1).T,
-        moved(diagonal),
-        moved(sums),
-        again(t),
-        again(s),
-    )
+    entries = flat.index_select(0, at.flatten()).view(len(i), -1).T
+    totals = (x.view(blocks, layers).repeat(1, draws).flatten() for x in (t, s))
+    return Side(entries, moved(diagonal), moved(sums), *totals)
 
 
 def spread(draws: Tensor, share: Tensor, generator: torch.Generator) -> Tensor:
-    """How far the 95 % quantile of the blocks' mean lies above its own mean.
-
-    `draws` (k, L1, L2, p) holds p permutations of each of k blocks. Blocks are permuted apart, so
-    one draw of each, chosen at random, makes one draw of the whole.
-    """
-    k, _, _, p = draws.shape
+    """How far the 95 % quantile of the blocks' mean lies above its own mean."""
+    k, _, _, p = draws.shape  # blocks, layers, layers, permutations
     apart = (draws - draws.mean(-1, keepdim=True)) * (p / (p - 1)) ** 0.5
     chosen = torch.stack([torch.randint(p, (_TOTALS,), generator=generator) for _ in range(k)])
     weight = share[:, None, None].expand(k, 1, _TOTALS)
     choice = draws.new_zeros(k, p, _TOTALS).scatter_(1, chosen[:, None].to(draws.device), weight)
     totals = apart.permute(1, 2, 0, 3).flatten(2) @ choice.flatten(0, 1)
     return torch.quantile(totals, 0.95, dim=-1)
-
-
-def _float32(x: Side) -> Side:
-    k, d, r, t, s = (part.float() for part in x)
-    return k, d, r, t, s

@@ -19,10 +19,9 @@ def average_linkage(distance: np.ndarray) -> np.ndarray:  # (n, n) -> (n-1, 4)
     size = np.ones(n)
     merges: list[tuple[int, int, float]] = []
     chain: list[int] = []
-    alive = np.ones(n, bool)
     while len(merges) < n - 1:
         if not chain:
-            chain.append(int(np.flatnonzero(alive)[0]))
+            chain.append(int(np.flatnonzero(size)[0]))
         here = chain[-1]
         near = int(d[here].argmin())
         if len(chain) > 1 and d[here, chain[-2]] <= d[here, near]:
@@ -31,7 +30,7 @@ def average_linkage(distance: np.ndarray) -> np.ndarray:  # (n, n) -> (n-1, 4)
             merges.append((here, near, d[here, near]))
             total = size[here] + size[near]
             d[here] = d[:, here] = (size[here] * d[here] + size[near] * d[near]) / total
-            size[here], d[here, here], alive[near] = total, np.inf, False
+            size[here], size[near], d[here, here] = total, 0, np.inf
             d[near] = d[:, near] = np.inf
         else:
             chain.append(near)
@@ -40,24 +39,14 @@ def average_linkage(distance: np.ndarray) -> np.ndarray:  # (n, n) -> (n-1, 4)
 
 def _relabelled(merges: list[tuple[int, int, float]], n: int) -> np.ndarray:
     """Merges sorted by height, clusters numbered n, n+1, … in that order."""
-    label, size = list(range(n)), [1.0] * n
-    parent = list(range(n))
-
-    def find(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
-    out: list[tuple[int, int, float, float]] = []
-    for a, b, height in sorted(merges, key=lambda merge: merge[2]):
-        i, j = find(a), find(b)
-        left, right = sorted((label[i], label[j]))
-        parent[j] = i
-        size[i] += size[j]
-        label[i] = n + len(out)
-        out.append((left, right, height, size[i]))
-    return np.array(out, dtype=float).reshape(-1, 4)
+    cluster = np.arange(n)  # of each item
+    out = np.empty((n - 1, 4))
+    for i, (a, b, height) in enumerate(sorted(merges, key=lambda merge: merge[2])):
+        left, right = sorted((cluster[a], cluster[b]))
+        members = (cluster == left) | (cluster == right)
+        cluster[members] = n + i
+        out[i] = left, right, height, members.sum()
+    return out
 
 
 def leaf_order(links: np.ndarray) -> list[int]:

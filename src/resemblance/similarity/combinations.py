@@ -1,8 +1,9 @@
 """Which kernel, index, estimator and centring go together, and why not where they do not.
 
-`NOT_OFFERED` is the whole of it: every combination that no line of it names can be computed, for
-two networks (`compare`), for many (`compare_all`), as a mean embedding (`adaptation`) or by kernel
-ridge (`KernelClassifier`). Whether two *files* hold what a combination needs is `two_networks`.
+Of the names in `KERNELS`, `INDICES` and `ESTIMATORS_OF` a use, every combination can be computed
+that no line of `NOT_OFFERED` names, for two networks (`compare`), for many (`compare_all`), as a
+mean embedding (`adaptation`) or by kernel ridge (`KernelClassifier`). Whether two *files* hold what
+a combination needs is `two_networks`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,22 @@ Estimator = Literal["blocks", "buckets", "paper"]
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 INDICES: tuple[Index, ...] = get_args(Index)
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
+ESTIMATORS_OF: dict[Use, tuple[str, ...]] = {
+    "compare": ("auto", *ESTIMATORS),
+    "compare_all": ("blocks",),
+    "adaptation": ("blocks", "paper"),
+    "ridge": ("blocks",),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of two networks, with nothing left to choose."""
+
+    kernel: Kernel
+    index: Index
+    centre: bool
+    estimator: Estimator
 
 
 @dataclass(frozen=True)
@@ -102,11 +119,7 @@ def check_names(
     kernel: str, index: str = "cka", estimator: str = "blocks", use: Use = "compare"
 ) -> None:
     """An error that lists the names there are, if one is none of them."""
-    estimators = ("blocks", "paper") if use == "adaptation" else ("auto", *ESTIMATORS)
-    for what, name, known in (
-        ("kernel", kernel, KERNELS),
-        ("index", index, INDICES),
-        ("estimator", estimator, estimators),
-    ):
-        if name not in known:
-            raise DataError(f"{what} must be one of {', '.join(known)}; found {name!r}")
+    known = {"kernel": KERNELS, "index": INDICES, "estimator": ESTIMATORS_OF[use]}
+    for name, (what, names) in zip((kernel, index, estimator), known.items(), strict=True):
+        if name not in names:
+            raise DataError(f"{what} must be one of {', '.join(names)}; found {name!r}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,6 @@ class Comparison:
         that later rows never get earlier columns; by dynamic programming, O(rows · columns).
         """
         scores = np.nan_to_num(self.scores, nan=-1.0)  # an undefined score is never chosen
-        best = scores.argmax(1)
         total, came_from = scores[0].copy(), []
         for row in scores[1:]:
             upto = np.maximum.accumulate(total)
@@ -88,26 +88,20 @@ class Comparison:
             total = row + upto
         path = [int(total.argmax())]
         for where in reversed(came_from):
-            path.append(int(where[path[-1]]))
-        path.reverse()
-        return Match(
-            rows=self.rows,
-            nearest=tuple(self.columns[j] for j in best),
-            nearest_scores=tuple(float(self.scores[i, j]) for i, j in enumerate(best)),
-            aligned=tuple(self.columns[j] for j in path),
-            aligned_scores=tuple(float(self.scores[i, j]) for i, j in enumerate(path)),
-        )
+            path.insert(0, int(where[path[0]]))
+        return Match(self.rows, *self._chosen(scores.argmax(1).tolist()), *self._chosen(path))
+
+    def _chosen(self, columns: Sequence[int]) -> tuple[tuple[str, ...], tuple[float, ...]]:
+        scores = (float(row[j]) for row, j in zip(self.scores, columns, strict=True))
+        return tuple(self.columns[j] for j in columns), tuple(scores)
 
     def by_layer(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Score, standard error and chance (mean, high) of each row with its counterpart.
 
         The counterpart is the layer of the same name where all agree, else the aligned one.
         """
-        if self.same_layers:
-            columns = list(range(len(self.rows)))
-        else:
-            columns = [self.columns.index(name) for name in self.match().aligned]
-        at = (np.arange(len(self.rows)), columns)
+        names = self.rows if self.same_layers else self.match().aligned
+        at = (np.arange(len(self.rows)), [self.columns.index(name) for name in names])
         chance = None
         if self.chance is not None and self.chance_high is not None:
             chance = np.stack([self.chance[at], self.chance_high[at]])
@@ -116,23 +110,25 @@ class Comparison:
     def summary(self) -> str:
         """The comparison in a few plain sentences."""
         value, error, chance = self.by_layer()
-        which = "same-named" if self.same_layers else "aligned"
         lines = [f"{self.models[0]} and {self.models[1]}: {self.heading}."]
         if np.isnan(value).all():
             lines.append("No layer has a defined score.")
-            return "\n".join([*lines, *(f"Note: {note}." for note in self.notes)])
-        low, high = int(np.nanargmin(value)), int(np.nanargmax(value))
-        lines.append(
-            f"Mean over {which} layers {np.nanmean(value):.3f}; most alike at {self.rows[high]} "
-            f"({_with_error(value[high], error[high])}), least at {self.rows[low]} "
-            f"({_with_error(value[low], error[low])})."
-        )
-        if chance is not None:
-            above = int((value > chance[1]).sum())
-            lines.append(
-                f"Unrelated samples would score {np.nanmean(chance[0]):.3f} on average; "
-                f"{above} of {len(value)} layers lie above the 95 % level of chance."
+        else:
+            which = "same-named" if self.same_layers else "aligned"
+            most, least = (
+                f"{self.rows[i]} ({_with_error(value[i], error[i])})"
+                for i in (np.nanargmax(value), np.nanargmin(value))
             )
+            lines.append(
+                f"Mean over {which} layers {np.nanmean(value):.3f}; most alike at {most}, least at "
+                f"{least}."
+            )
+            if chance is not None:
+                lines.append(
+                    f"Unrelated samples would score {np.nanmean(chance[0]):.3f} on average; "
+                    f"{(value > chance[1]).sum()} of {len(value)} layers lie above the 95 % level "
+                    "of chance."
+                )
         return "\n".join([*lines, *(f"Note: {note}." for note in self.notes)])
 
     def plot(self) -> Figure:

@@ -51,9 +51,6 @@ def nbs(k1: Any, k2: Any) -> float:
     return _ratio(nuclear(a, b), a.norm() * b.norm())
 
 
-# -- algebra ------------------------------------------------------------------------------------
-
-
 def centred(k: Tensor) -> Tensor:
     """HKH: the kernel of features with their mean over these items taken off."""
     return k - k.mean(-1, keepdim=True) - k.mean(-2, keepdim=True) + k.mean((-1, -2), keepdim=True)
@@ -75,7 +72,6 @@ def factor(k: Tensor) -> Tensor:  # (..., n, n) -> (..., n, n) with k = factor f
 
 
 def positive_root(k: Tensor) -> Tensor:
-    """The positive semi-definite square root."""
     values, vectors = torch.linalg.eigh((k + k.mT) / 2)
     return vectors * values.clamp_min(0).sqrt()[..., None, :] @ vectors.mT
 
@@ -83,6 +79,14 @@ def positive_root(k: Tensor) -> Tensor:
 def nuclear(a: Tensor, b: Tensor) -> Tensor:  # (..., n, r), (..., n, s) -> (...)
     """The nuclear norm of aᵀb: Tr(K1^½ K2 K1^½)^½ for K1 = aaᵀ, K2 = bbᵀ."""
     return torch.linalg.svdvals(a.mT @ b).sum(-1)
+
+
+def nuclear_of_pairs(a: Tensor, b: Tensor) -> Tensor:  # (L1, n, r), (L2, n, s) -> (L1, L2)
+    return torch.stack([nuclear(x[None], b) for x in a])
+
+
+def cosines(x: Tensor, y: Tensor) -> Tensor:  # (L1, n), (L2, n) -> (L1, L2)
+    return x @ y.T / norms((x * x).sum(1), (y * y).sum(1))
 
 
 def norms(x: Tensor, y: Tensor) -> Tensor:  # (..., L1), (..., L2) -> (..., L1, L2)
@@ -107,7 +111,6 @@ def _pair(k1: Any, k2: Any) -> tuple[Tensor, Tensor]:
 
 
 def _semi_definite(k: Tensor) -> Tensor:
-    """The matrix, or an error if it has eigenvalues below zero beyond round-off."""
     values = torch.linalg.eigvalsh(k)
     lowest, highest = float(values[0]), float(values[-1])
     if lowest < -_NEGATIVE * max(highest, 0.0):

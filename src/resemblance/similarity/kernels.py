@@ -16,15 +16,16 @@ entry by entry, so they apply to packed triangles as well as to matrices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from ..representation.layer import KINDS, Kind
+from ..representation.layer import KINDS, Kind, Layer
 from .combinations import Kernel
 from .indices import positive_root
 
+OF_TRACES = ("sum", "transport")  # made of K_f / tr K_f and K_g / tr K_g
 # Eigenvalues of K_f under this share of their mean are taken as zero when K_f is inverted.
 TRANSPORT_FLOOR = 1e-3
 
@@ -35,12 +36,17 @@ def needs(kernel: Kernel) -> tuple[Kind, ...]:
     return own or ("features", "gradients")
 
 
-def entries(kernel: Kernel, parts: Mapping[Kind, Tensor], scale: Mapping[Kind, Tensor]) -> Tensor:
-    """Entries of an entrywise kernel from entries of K_f and K_g; `scale` divides each in a sum."""
+def traces(layers: Iterable[Layer], kind: Kind) -> Tensor:  # (L,)
+    """Tr K_f or Tr K_g of each layer over all samples, to the precision of float32."""
+    return torch.tensor([x.recorded(kind).trace for x in layers]).double()
+
+
+def entries(kernel: Kernel, parts: Mapping[Kind, Tensor]) -> Tensor:
+    """Entries of an entrywise kernel from those of K_f and K_g, over traces for `OF_TRACES`."""
     if kernel == "product":
         return parts["features"] * parts["gradients"]
     if kernel == "sum":
-        return parts["features"] / scale["features"] + parts["gradients"] / scale["gradients"]
+        return parts["features"] + parts["gradients"]
     return parts[needs(kernel)[0]]
 
 

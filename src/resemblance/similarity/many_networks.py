@@ -15,12 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._ops import packed_kernels as packing
 from ..errors import DataError, MismatchError, ResemblanceWarning
 from ..representation.layer import Layer
 from ..representation.representation import Representation
-from . import block_estimates, combinations, indices, kernels
-from .combinations import Kernel
+from . import block_estimates, combinations, indices
+from .combinations import Kernel, Question
 from .comparison_matrix import ComparisonMatrix
 from .pair_sums import factors, least_visible, level_in_place
 from .two_networks import check_recorded, constant_layer, no_blocks
@@ -60,22 +59,18 @@ def compare_all(
     if blocks < 1:
         raise DataError(f"blocks must be at least 1; found {blocks}")
     _refuse_incomparable(reps, kernel)
-    first = reps[0]
-    if centre is None:
-        centre = kernel == "features"
+    asked = Question(kernel, index, kernel == "features" if centre is None else centre, "blocks")
     chosen = _matched_layers(reps, layer)
-    samples = float("inf") if index == "cka-debiased" else float(first.samples)
-    sizes = first.block_sizes[:blocks]
-    weight = block_estimates.weights(sizes, first.samples, centre=centre)
-    at_once = max(1, _ROWS // len(reps))
-    used = [run for run in block_estimates.runs(sizes, at_once) if weight[run[0]]]
-    share = (weight[weight > 0] / weight.sum()).to(device)
     depth = len(chosen[0])
+    sizes = reps[0].block_sizes[:blocks]
+    weight = block_estimates.weights(sizes, reps[0].samples, centre=asked.centre)
+    runs = block_estimates.runs(sizes, max(1, _ROWS // len(reps)))
+    used = [(slice(*run), sizes[run[0]]) for run in runs if weight[run[0]]]
+    share = (weight[weight > 0] / weight.sum()).to(device)
     scores = torch.zeros(len(reps), len(reps), dtype=torch.float64, device=device)
     left_out = torch.zeros(len(share), *scores.shape, dtype=torch.float64, device=device)
-    for at in range(depth):
-        layers = [row[at] for row in chosen]
-        numerators, visible = _numerators(layers, kernel, sizes, used, samples, centre, device)
+    for layers in zip(*chosen, strict=True):
+        numerators, visible = _numerators(layers, asked, used, reps[0].samples, device)
         numerators.mul_(share[:, None, None])
         visible.mul_(share[:, None])
         whole, seen = numerators.sum(0), visible.sum(0)
@@ -86,18 +81,15 @@ def compare_all(
         for rep, x, dead in zip(reps, layers, constant, strict=True):
             if dead:
                 warnings.warn(constant_layer(rep.name, x.name), ResemblanceWarning, stacklevel=2)
-    scores, left_out = scores.cpu(), left_out.cpu()
-    stderr = block_estimates.jackknife(list(left_out), torch.full_like(scores, torch.nan))
-    scores = scores.clamp(0.0 if index == "cka" else -1.0, 1.0)
     return ComparisonMatrix(
         models=tuple(rep.name for rep in reps),
-        scores=scores.numpy(),
-        stderr=stderr.numpy(),
+        scores=scores.cpu().clamp(0.0 if index == "cka" else -1.0, 1.0).numpy(),
+        stderr=block_estimates.jackknife(left_out.cpu()).numpy(),
         layers=tuple(tuple(x.name for x in row) for row in chosen),
         kernel=kernel,
         index=index,
-        centre=centre,
-        samples=sum(sum(sizes[start:stop]) for start, stop in used),
+        centre=asked.centre,
+        samples=_samples(used),
     )
 
 
@@ -107,8 +99,7 @@ def _refuse_incomparable(reps: Sequence[Representation], kernel: Kernel) -> None
     first = reps[0]
     for other in reps[1:]:
         check_recorded(first, other, kernel)
-        obstacle = no_blocks(first, other)
-        if obstacle:
+        if obstacle := no_blocks(first, other):
             raise MismatchError(
                 f"{first.name!r} and {other.name!r} cannot be compared: {obstacle}; record all "
                 "networks on the same samples with the same seed and block size"
@@ -125,24 +116,23 @@ def _matched_layers(reps: Sequence[Representation], layer: str | int | None) -> 
 
 def _numerators(
     layers: Sequence[Layer],
-    kernel: Kernel,
-    sizes: Sequence[int],  # of the blocks
-    used: Sequence[tuple[int, int]],  # blocks [start, stop) of one size, to be read together
-    samples: float,
-    centre: bool,
+    asked: Question,
+    used: Sequence[tuple[slice, int]],  # blocks to be read together, and the samples of each
+    samples: int,
     device: str | torch.device,
 ) -> tuple[Tensor, Tensor]:  # (k, R, R), (k, R) float64
     """⟨K1, K2⟩ of every pair of layers, block by block, and what is round-off of ⟨K1, K1⟩."""
     out, visible = [], []
-    unit = sum(sum(sizes[start:stop]) for start, stop in used)
-    for start, stop in used:
-        n, shape = sizes[start], (stop - start, len(layers), -1)
-        triangle, diagonal = _entries(layers, kernel, slice(start, stop), n, unit, device)
+    for which, n in used:
+        shape = (which.stop - which.start, len(layers), -1)
+        triangle, diagonal = block_estimates.read(
+            layers, asked.kernel, which, n, device, unit=_samples(used)
+        )
         visible.append(least_visible(diagonal.double()).view(shape[:2]))
-        if centre:
+        if asked.centre:
             diagonal = level_in_place(triangle, diagonal)
         # Of the nine sums three remain, as levelled rows sum to zero.
-        c = factors("cka", n, samples, centre=centre)
+        c = factors(asked.index, n, samples, centre=asked.centre)
         d = diagonal.double().view(shape)
         total = d.sum(2, keepdim=True)
         products = torch.stack([symmetric_product(x) for x in triangle.view(shape)]).double()
@@ -151,33 +141,8 @@ def _numerators(
     return torch.cat(out), torch.cat(visible)
 
 
-def _entries(
-    layers: Sequence[Layer],
-    kernel: Kernel,
-    which: slice,
-    n: int,
-    unit: float,
-    device: str | torch.device,
-) -> tuple[Tensor, Tensor]:  # (g·R, t), (g·R, n) float32, on a GPU float64
-    """Some blocks of n samples, of all networks, each divided by its kernel's trace over `unit`.
-
-    With entries of about one, float32 holds products of kernels of any scale. Rows come block by
-    block, all networks of each.
-    """
-    entries, diagonals = {}, {}
-    kinds = kernels.needs(kernel)
-    for kind in kinds:
-        stored = [x.packed_blocks(kind) for x in layers]
-        packed = torch.stack([x.triangle[which, : n * (n - 1) // 2] for x in stored], 1)
-        diagonal = torch.stack([x.diagonal[which, :n] for x in stored], 1)
-        trace = torch.tensor([max(x.recorded(kind).trace, 1e-300) for x in layers]).double()
-        packed = packed.flatten(0, 1).to(device)
-        dtype = torch.float64 if packed.is_cuda else torch.float32
-        diagonal = (diagonal.double() * (unit / trace)[:, None]).flatten(0, 1)
-        diagonals[kind] = diagonal.to(packed.device, dtype)
-        entries[kind] = packing.unpack16(packed, diagonals[kind])
-    one = dict.fromkeys(kinds, torch.ones(()))
-    return kernels.entries(kernel, entries, one), kernels.entries(kernel, diagonals, one)
+def _samples(used: Sequence[tuple[slice, int]]) -> int:
+    return sum(n * (which.stop - which.start) for which, n in used)
 
 
 def symmetric_product(x: Tensor, rows: int = 128) -> Tensor:  # (R, t) -> (R, R)

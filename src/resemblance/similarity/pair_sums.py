@@ -10,6 +10,7 @@ together with the counts for N, they estimate an inner product of the whole N ×
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +18,6 @@ from torch import Tensor
 
 from .._ops import packed_kernels as packing
 from .combinations import Index
-
-Side = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 # Kernel entries are stored as 16-bit correlations, whose rounding has variance 8e-11. A layer whose
 # squared entries, centred, lie below this share of its diagonal squared is constant as far as
@@ -35,11 +34,20 @@ def counts(n: float) -> tuple[float, float, float, float]:
     return n, n * (n - 1), n * (n - 1) * (n - 2), n * (n - 1) * (n - 2) * (n - 3)
 
 
+class Side(NamedTuple):
+    """What the kernels of L layers bring to a block of n samples."""
+
+    triangle: Tensor  # k (L, n(n-1)/2)
+    diagonal: Tensor  # d (L, n)
+    rows: Tensor  # r (L, n): sums of rows off the diagonal
+    trace: Tensor  # t (L,) = Σd
+    total: Tensor  # s (L,) = Σr
+
+
 def side(triangle: Tensor, diagonal: Tensor) -> Side:  # (L, t), (L, n)
-    """What one kernel brings to a block: entries, diagonal, row sums off it, and their totals."""
     n, device = diagonal.shape[-1], diagonal.device
     sums = packing.picked(triangle, packing.others(n, device)).T.unflatten(0, (n, n - 1)).sum(1).T
-    return triangle, diagonal, sums, diagonal.sum(1), sums.sum(1)
+    return Side(triangle, diagonal, sums, diagonal.sum(1), sums.sum(1))
 
 
 def level(triangle: Tensor, diagonal: Tensor) -> Side:
@@ -53,12 +61,13 @@ def level(triangle: Tensor, diagonal: Tensor) -> Side:
     as_it_is = side(triangle, diagonal)
     if n < 3:
         return as_it_is
-    _, _, sums, _, total = as_it_is
-    u = sums / (n - 2) - total[:, None] / (2 * (n - 1) * (n - 2))
+    sums = as_it_is.rows
+    u = sums / (n - 2) - as_it_is.total[:, None] / (2 * (n - 1) * (n - 2))
     rows, columns = packing.lower(n, diagonal.device)
     triangle = triangle - packing.picked(u, rows) - packing.picked(u, columns)
     diagonal = diagonal - 2 * u
-    return triangle, diagonal, torch.zeros_like(sums), diagonal.sum(1), torch.zeros_like(total)
+    nothing = torch.zeros_like(sums)
+    return Side(triangle, diagonal, nothing, diagonal.sum(1), nothing.sum(1))
 
 
 def level_in_place(triangle: Tensor, diagonal: Tensor) -> Tensor:
@@ -87,11 +96,7 @@ def _members(n: int, start: int, stop: int) -> Tensor:  # (stop - start, n)
 
 
 def pair_sums(a: Side, b: Side, blocks: int = 1) -> Tensor:  # (9, g, L1, L2)
-    """Sums over each of g blocks for all pairs of layers, from which every estimate is made.
-
-    Σ_{i≠j} K1_ij K2_ij, Σ r1 r2, Σ d1 d2, Σ d1 r2, Σ r1 d2, and the products of totals
-    s1 s2, t1 t2, t1 s2, s1 t2, with d the diagonal, r the row sums off it, t = Σd, s = Σr.
-    """
+    """Σ_{i≠j} K1_ij K2_ij and so on, over each of g blocks, for all pairs of layers."""
     (k1, d1, r1, t1, s1), (k2, d2, r2, t2, s2) = (
         [x.reshape(blocks, len(x) // blocks, -1) for x in side] for side in (a, b)
     )
@@ -132,12 +137,11 @@ def inner_product(sums: Tensor, n: int, samples: float, *, centre: bool) -> Tens
     n1, n2, n3, n4 = (max(count, 1) for count in counts(n))
     pairs = a / n2  # mean of K1_ij K2_ij over i ≠ j
     diagonal = dd / n1  # mean of K1_ii K2_ii
-    infinite = np.isinf(samples)
     if not centre:
-        return pairs if infinite else pairs * (1 - 1 / samples) + diagonal / samples
+        return pairs * (1 - 1 / samples) + diagonal / samples
     triples = (rr - a) / n3  # mean of K1_ij K2_ik over distinct i, j, k
     quads = (ss - 4 * rr + 2 * a) / n4  # mean of K1_ij K2_kl over distinct i, j, k, l
-    if infinite:
+    if np.isinf(samples):
         return pairs - 2 * triples + quads
     edge = (dr + rd) / n2  # means of K1_ii K2_ij + K1_ij K2_jj, i ≠ j
     corners = (tt - dd) / n2  # mean of K1_ii K2_jj, i ≠ j
@@ -167,6 +171,7 @@ def covariance(sums: Tensor, n: int, samples: float) -> Tensor:
 def factors(index: Index, n: int, samples: float, *, centre: bool) -> Tensor:  # (9,)
     """How the nine sums of a block of n samples add up to an estimate, which is linear in them."""
     nine = torch.eye(9, dtype=torch.float64)
+    samples = np.inf if index == "cka-debiased" else float(samples)  # its powers exceed int64
     if index == "rsa":
         return covariance(nine, n, samples)
     return inner_product(nine, n, samples, centre=centre)

@@ -8,15 +8,15 @@ arithmetic is in `block_estimates` and `block_spectra` (exact kernels of shared 
 from __future__ import annotations
 
 import warnings
+from dataclasses import asdict
 from typing import Literal
 
-import numpy as np
 import torch
 
 from ..errors import MismatchError, ResemblanceWarning
 from ..representation.representation import Representation, difference
 from . import block_estimates, block_spectra, bucket_estimates, combinations, kernels
-from .combinations import Estimator, Index, Kernel
+from .combinations import Estimator, Index, Kernel, Question
 from .comparison import Comparison
 
 _UNPAIRED = (
@@ -31,6 +31,7 @@ _NBS = (
     "NBS from a sketch or from blocks lies above that of all samples where kernels have many "
     "directions: compare such scores only with each other"
 )
+_TRANSPORT = f"transport inverts K_f on eigenvalues above {kernels.TRANSPORT_FLOOR:g} of their mean"
 
 
 def compare(
@@ -72,49 +73,48 @@ def compare(
     """
     combinations.check_names(kernel, index, estimator)
     check_recorded(a, b, kernel)
-    estimator = _choose(a, b, kernel, index, estimator)
-    if centre is None:
-        centre = kernel == "features" and estimator != "paper"
-    combinations.check("compare", kernel, index, estimator, centre)
-    paired = same_samples(a, b)
-    if estimator == "blocks":
-        samples = (sum(a.block_sizes), sum(b.block_sizes))
-        estimate = _from_blocks(a, b, kernel, index, centre, paired, device)
-    else:
-        samples = (a.samples, b.samples)
-        paper = estimator == "paper"
-        estimate = bucket_estimates.scores(a, b, kernel, index, centre, device, paper=paper)
-    notes = _notes(kernel, index, estimator)
+    asked = _question(a, b, kernel, index, centre, estimator)
+    found = _estimate(a, b, asked, device)
+    paired, blocks = same_samples(a, b), asked.estimator == "blocks"
+    notes = [
+        *([_PRODUCT] if kernel == "product" and asked.estimator == "buckets" else []),
+        *([_NBS] if index == "nbs" else []),
+        *([_TRANSPORT] if kernel == "transport" else []),
+    ]
     alarms = [] if paired or index == "spectral" else [_UNPAIRED]
-    alarms += _constant_layers(a, b, estimate.alive)
+    constant = [
+        constant_layer(rep.name, name)
+        for rep, lives in zip((a, b), found.alive, strict=True)
+        for name, live in zip(rep.layer_names, lives, strict=True)
+        if not live
+    ]
+    alarms += dict.fromkeys(constant)  # once, also when a network is compared with itself
     for alarm in alarms:
         warnings.warn(alarm, ResemblanceWarning, stacklevel=2)
     return Comparison(
         models=(a.name, b.name),
         rows=tuple(a.layer_names),
         columns=tuple(b.layer_names),
-        scores=estimate.scores,
-        stderr=estimate.stderr,
-        chance=estimate.chance,
-        chance_high=estimate.chance_high,
-        kernel=kernel,
-        index=index,
-        centre=centre,
-        estimator=estimator,
+        scores=found.scores,
+        stderr=found.stderr,
+        chance=found.chance,
+        chance_high=found.chance_high,
+        **asdict(asked),
         paired=paired,
-        samples=samples,
+        samples=(sum(a.block_sizes), sum(b.block_sizes)) if blocks else (a.samples, b.samples),
         notes=(*notes, *alarms),
     )
 
 
-def _choose(
+def _question(
     a: Representation,
     b: Representation,
     kernel: Kernel,
     index: Index,
+    centre: bool | None,
     estimator: Estimator | Literal["auto"],
-) -> Estimator:
-    """The estimator to use, or an error that says why the one asked for cannot be."""
+) -> Question:
+    """The question with its defaults, or an error that says why it cannot be answered."""
     no_block = no_blocks(a, b, paired=index != "spectral")
     no_bucket = no_buckets(a, b)
     if estimator == "auto":
@@ -122,7 +122,9 @@ def _choose(
         more = not no_bucket and a.settings.buckets > a.settings.block
         sketched = index == "nbs" and kernel != "product" and more
         estimator = "buckets" if no_block or sketched else "blocks"
-    combinations.check("compare", kernel, index, estimator, obstacle=no_block)
+    if centre is None:
+        centre = kernel == "features" and estimator != "paper"
+    combinations.check("compare", kernel, index, estimator, centre, obstacle=no_block)
     if estimator == "blocks" and no_block:
         raise MismatchError(
             f"blocks cannot be compared: {no_block}; record both with the same data, seed and "
@@ -133,51 +135,20 @@ def _choose(
             f"buckets cannot be compared: {no_bucket}; record both with the same sketch"
             + (f" (nor can blocks: {no_block})" if no_block else ", or use estimator='blocks'")
         )
-    return estimator
+    return Question(kernel, index, centre, estimator)
 
 
-def _from_blocks(
-    a: Representation,
-    b: Representation,
-    kernel: Kernel,
-    index: Index,
-    centre: bool,
-    paired: bool,
-    device: str | torch.device,
+def _estimate(
+    a: Representation, b: Representation, asked: Question, device: str | torch.device
 ) -> block_estimates.Estimate:
-    if index == "nbs":
-        return block_spectra.nbs_scores(a, b, kernel, centre, device)
-    if index == "spectral":
-        together = paired and a.block_numbers == b.block_numbers
-        return block_spectra.spectral_scores(a, b, kernel, centre, device, paired=together)
-    return block_estimates.scores(a, b, kernel, index, centre, device)
-
-
-def _notes(kernel: Kernel, index: Index, estimator: Estimator) -> list[str]:
-    """What the reader of a score should know about how it was made."""
-    notes = []
-    if kernel == "product" and estimator == "buckets":
-        notes.append(_PRODUCT)
-    if index == "nbs":
-        notes.append(_NBS)
-    if kernel == "transport":
-        notes.append(
-            f"transport inverts K_f on eigenvalues above {kernels.TRANSPORT_FLOOR:g} of their mean"
-        )
-    return notes
-
-
-def _constant_layers(
-    a: Representation, b: Representation, alive: tuple[np.ndarray, np.ndarray]
-) -> list[str]:
-    """A sentence on each layer whose scores are undefined."""
-    dead = {
-        (rep.name, name): None  # once, also when a network is compared with itself
-        for rep, lives in zip((a, b), alive, strict=True)
-        for name, live in zip(rep.layer_names, lives, strict=True)
-        if not live
-    }
-    return [constant_layer(model, name) for model, name in dead]
+    if asked.estimator != "blocks":
+        return bucket_estimates.scores(a, b, asked, device)
+    if asked.index == "nbs":
+        return block_spectra.nbs_scores(a, b, asked, device)
+    if asked.index == "spectral":
+        together = same_samples(a, b) and a.block_numbers == b.block_numbers
+        return block_spectra.spectral_scores(a, b, asked, device, paired=together)
+    return block_estimates.scores(a, b, asked, device)
 
 
 def constant_layer(model: str, name: str) -> str:
@@ -197,11 +168,11 @@ def no_blocks(a: Representation, b: Representation, *, paired: bool = True) -> s
     """Why the blocks of two Representations cannot be compared, or None if they can."""
     if not a.block_sizes or not b.block_sizes:
         return "no blocks were recorded"
-    sizes = max(a.block_sizes), max(b.block_sizes)
-    if min(sizes) < 2:
+    one, two = max(a.block_sizes), max(b.block_sizes)
+    if min(one, two) < 2:
         return "a single sample has no pairs"
     if not paired:
-        return None if sizes[0] == sizes[1] else f"block differs: {sizes[0]} and {sizes[1]} samples"
+        return None if one == two else f"block differs: {one} and {two} samples"
     if not same_samples(a, b):
         return "they were recorded on different samples"
     trouble = difference(a, b, ("seed", "block"))
@@ -220,17 +191,13 @@ def no_buckets(a: Representation, b: Representation) -> str | None:
 def check_recorded(a: Representation, b: Representation, kernel: Kernel) -> None:
     """An error if a kernel was not recorded, or not in the same way, by both."""
     for rep in (a, b):
-        for kind in kernels.needs(kernel):
-            if kind not in rep[0].kinds:
-                remedy = (
-                    "record it again with elementwise=True"
-                    if kind == "elementwise"
-                    else "use kernel='features', or record it again with gradients"
-                )
-                raise MismatchError(
-                    f"kernel {kernel!r} needs {kind}, which {rep.name!r} lacks; {remedy}"
-                )
-    names = ["pool"] if kernel == "features" else ["pool", "target", "beta"]
-    trouble = difference(a, b, names)
+        for kind in set(kernels.needs(kernel)).difference(rep[0].kinds):
+            remedy = "use kernel='features', or record it again with gradients"
+            if kind == "elementwise":
+                remedy = "record it again with elementwise=True"
+            raise MismatchError(
+                f"kernel {kernel!r} needs {kind}, which {rep.name!r} lacks; {remedy}"
+            )
+    trouble = difference(a, b, ["pool"] if kernel == "features" else ["pool", "target", "beta"])
     if trouble:
         raise MismatchError(f"{trouble}; record both with the same setting")
