@@ -241,6 +241,11 @@ def measure(name: str) -> dict[str, object]:
 
 
 def version(package: str | None) -> str | None:
+    """Of what was run, which need not be what is installed."""
+    if package == "resemblance":
+        import resemblance
+
+        return resemblance.__version__
     try:
         return importlib.metadata.version(package) if package else None
     except importlib.metadata.PackageNotFoundError:
@@ -274,7 +279,8 @@ def row(
         out[key] = round(statistics.median(values), 2)
         out[f"{key}_range"] = [round(min(values), 2), round(max(values), 2)]
     settings = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    out["peak_mb_returning"] = worker(name, **settings).get("peak_mb")
+    returning = worker(name, **settings).get("peak_mb")
+    out["peak_mb_returning"] = round(float(returning), 1) if returning is not None else None  # type: ignore[arg-type]
     if runs[0]["scores"] is not None:
         out["estimates"] = "centred" if name.startswith("resemblance") else "debiased"
         error = np.abs(np.array(runs[0]["scores"]) - truth[str(out["estimates"])])
