@@ -33,8 +33,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import resemblance as rs
 from resemblance._model.call_trace import trace
+from resemblance._model.evaluation_mode import untouched
 from resemblance._model.layer_choice import select
-from resemblance._model.left_as_found import untouched
 from resemblance._model.losses import Objective
 
 from .networks import ResNet18

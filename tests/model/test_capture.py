@@ -16,8 +16,8 @@ import stored
 from resemblance._data.batches import size
 from resemblance._model.call_trace import trace
 from resemblance._model.capture import Capture
+from resemblance._model.evaluation_mode import untouched, unwrap
 from resemblance._model.layer_choice import select
-from resemblance._model.left_as_found import untouched, unwrap
 from resemblance._model.losses import Objective
 from resemblance.errors import LayerError
 

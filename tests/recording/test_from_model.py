@@ -17,7 +17,7 @@ import networks
 import reference
 import resemblance as rs
 import stored
-from resemblance._seeded_hash import shuffled
+from resemblance._seeded_random import shuffled
 from resemblance.errors import ResemblanceWarning
 
 G = torch.Generator().manual_seed(0)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._seeded_hash import absorb
+from .._seeded_random import absorb
 from .batches import attention_mask, inputs_of, leaves, size
 
 _VALUES = 256  # read of a sample, evenly spaced

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from .._seeded_hash import shuffled
+from .._seeded_random import shuffled
 from ..errors import DataError
 from .batches import join, size, take, tree_map
 

@@ -25,8 +25,8 @@ from . import batch_size as batch_sizes
 from .call_trace import Call, trace
 from .capture import Capture
 from .changed_buffers import ChangedBuffers
+from .evaluation_mode import untouched, unwrap
 from .layer_choice import Tap
-from .left_as_found import untouched, unwrap
 from .losses import Objective
 
 RunModel = Callable[[nn.Module, Any], Any]

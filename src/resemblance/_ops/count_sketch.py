@@ -15,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from .._seeded_hash import BUCKET, SIGN, below, bits
+from .._seeded_random import BUCKET, SIGN, below, bits
 from ..errors import DataError
 from .packed_kernels import pack24
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._seeded_hash import FOLD_SHIFT, FOLD_SIGN, below, bits
+from .._seeded_random import FOLD_SHIFT, FOLD_SIGN, below, bits
 from .device_copies import without_waiting
 
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from .._data.batches import is_padded
 from .._model import pooling
+from .._model.evaluation_mode import unwrap
 from .._model.layer_choice import select
-from .._model.left_as_found import unwrap
 from .._model.losses import FindLogits, Objective, Target
 from .._model.model_pass import RunModel, opened
 from .._model.pooling import Pool

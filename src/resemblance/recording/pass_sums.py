@@ -20,13 +20,13 @@ from .._data.sources import Batch
 from .._model import pooling
 from .._ops.count_sketch import CountSketch
 from .._ops.device_copies import without_waiting
-from .._seeded_hash import absorb
+from .._seeded_random import absorb
 from ..errors import DataError
 from ..representation.provenance import DataInfo, Made, ModelInfo
 from ..representation.representation import Representation
 from ..representation.settings import Settings
 from .layer_sums import LayerSums, Plan
-from .sorted_stream import OrderCheck
+from .sorted_stream_warning import OrderCheck
 
 _BATCHES_AHEAD = 4  # that the host may be of a GPU, so that neither waits for the other
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resemblance._seeded_hash import absorb, shuffled
+from resemblance._seeded_random import absorb, shuffled
 
 SEEDS = st.integers(-(2**63), 2**64)
 RNG = np.random.default_rng(0)

@@ -8,7 +8,7 @@ import torch
 import networks
 import resemblance as rs
 from resemblance.errors import ResemblanceWarning
-from resemblance.recording.sorted_stream import OrderCheck
+from resemblance.recording.sorted_stream_warning import OrderCheck
 
 
 def share(features, block=32):
