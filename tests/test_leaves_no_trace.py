@@ -198,6 +198,26 @@ def test_the_switches_are_off_while_any_pass_runs_and_back_after_an_error():
     assert switches() == before
 
 
+def test_the_switches_stay_off_for_a_pass_that_outlasts_another():
+    before, seen = switches(), []
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slowly(model, batch):
+        inside.set()
+        assert go_on.wait(30)
+        seen.append(switches())
+        return model(batch)
+
+    def shorter():
+        assert inside.wait(30)
+        rs.record(mlp(1), X)
+        go_on.set()
+
+    assert in_threads(lambda: rs.record(mlp(), X, call=slowly), shorter) == [None, None]
+    assert set(seen) == {(False, "force_eager")}
+    assert switches() == before
+
+
 def test_two_threads_on_one_model_get_a_clear_error_and_the_model_comes_back():
     net = mlp().train()
     inside, go_on = threading.Event(), threading.Event()
