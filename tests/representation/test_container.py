@@ -9,23 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import networks
 import resemblance as rs
 from resemblance import _atomic_files as files
 from resemblance.errors import FormatError
 from resemblance.representation import container
-
-VECTORS = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
-SMALL = {"block": 4, "blocks": 64, "buckets": 16}
-
-
-def record(data=VECTORS, seed_of_model=0, **options):
-    return rs.record(networks.seeded(networks.MLP, seed=seed_of_model), data, **SMALL | options)
-
-
-@pytest.fixture(scope="module")
-def rep():
-    return record(elementwise=True, name="net", data_id="probe")
+from small import record
 
 
 def test_any_damaged_byte_is_noticed(tmp_path, rep):

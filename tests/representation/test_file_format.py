@@ -8,24 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-import networks
 import resemblance as rs
 import stored
 from resemblance.representation import container
-
-VECTORS = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
-SMALL = {"block": 4, "blocks": 64, "buckets": 16}
-
-
-def record(data=VECTORS, seed_of_model=0, **options):
-    return rs.record(networks.seeded(networks.MLP, seed=seed_of_model), data, **SMALL | options)
-
-
-@pytest.fixture(scope="module")
-def rep():
-    return record(elementwise=True, name="net", data_id="probe")
+from small import record
 
 
 @pytest.mark.parametrize(

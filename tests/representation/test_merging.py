@@ -10,23 +10,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import networks
 import reference
 import resemblance as rs
 import stored
 from resemblance.errors import MismatchError
-
-VECTORS = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
-SMALL = {"block": 4, "blocks": 64, "buckets": 16}
-
-
-def record(data=VECTORS, seed_of_model=0, **options):
-    return rs.record(networks.seeded(networks.MLP, seed=seed_of_model), data, **SMALL | options)
-
-
-@pytest.fixture(scope="module")
-def rep():
-    return record(elementwise=True, name="net", data_id="probe")
+from small import VECTORS, record
 
 
 @settings(

@@ -6,22 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
-import networks
 import resemblance as rs
-
-VECTORS = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
-SMALL = {"block": 4, "blocks": 64, "buckets": 16}
-
-
-def record(data=VECTORS, seed_of_model=0, **options):
-    return rs.record(networks.seeded(networks.MLP, seed=seed_of_model), data, **SMALL | options)
-
-
-@pytest.fixture(scope="module")
-def rep():
-    return record(elementwise=True, name="net", data_id="probe")
+from small import record
 
 
 def test_settings_from_numpy_numbers_can_be_saved(tmp_path):
