@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 benchmarks = pytest.importorskip("benchmarks", reason="the benchmarks are not in a source package")
+ROOT = Path(__file__).parent.parent
 NAMES = [module.name for module in pkgutil.iter_modules(benchmarks.__path__)]
 
 
@@ -16,6 +21,27 @@ def test_a_benchmark_can_be_imported(name):
     if name == "grams_gpu":
         pytest.importorskip("triton")
     assert importlib.import_module(f"benchmarks.{name}").__doc__
+
+
+def test_the_coverage_benchmark_runs_and_adds_to_its_file(tmp_path):
+    out = tmp_path / "coverage.json"
+    for cells in ("gaussian/300", "unrelated/300"):
+        command = [sys.executable, "-m", "benchmarks.coverage", "--cells", cells, "--draws", "2"]
+        done = subprocess.run([*command, "--out", str(out)], cwd=ROOT, capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()
+    rows = json.loads(out.read_text())["rows"]
+    assert [(r["regime"], r["draws"]) for r in rows] == [("gaussian", 2)] * 4 + [
+        ("unrelated", 2)
+    ] * 4
+    assert all(r["after"]["stderr"] > 0 and r["warned"] == 0 for r in rows)
+
+
+def test_a_coverage_is_too_low_when_one_run_in_a_hundred_would_be_as_low():
+    below = importlib.import_module("benchmarks.coverage").below
+    assert not below(0.93, 1000)
+    assert not below(0.912, 1000)
+    assert below(0.909, 1000)  # 2.3 binomial errors of 0.008
+    assert not below(0.85, 20)
 
 
 def test_there_are_benchmarks():

@@ -9,6 +9,7 @@ from torch import nn
 import networks
 import resemblance as rs
 import stored
+from resemblance._model.weight_hash import of_all_weights
 from resemblance._ops import gram_matrices as grams
 from resemblance.errors import DataError
 
@@ -218,3 +219,64 @@ def test_batches_below_a_block_on_a_gpu(gradients, on_bad):
         parted = rs.record(model, data, batch_size=batch_size, **options)
         assert parted.block_sizes == whole.block_sizes
         assert max(differences(whole, parted)) < 3e-4
+
+
+# -- whole kernels, norms, large means, sketches ---------------------------------------------------
+
+
+def conv_net(channels=48):
+    return nn.Sequential(
+        nn.Conv2d(3, channels, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4)
+    )
+
+
+@pytest.mark.parametrize("samples", [150, 1100], ids=["whole", "blocks"])
+@pytest.mark.parametrize("side", [6, 16], ids=["narrow", "wide"])
+@pytest.mark.parametrize("options", [{}, {"buckets": 0}, {"deterministic": True}], ids=str)
+def test_sketches_and_norms_on_a_gpu_are_those_of_the_cpu(samples, side, options):
+    torch.manual_seed(0)
+    images = torch.randn(samples, 3, side, side)  # 1,728 and 12,288 features
+    net = conv_net()
+    net(images[:2])
+    cpu = rs.record(net, images, layers=["1"], **options)["1"]
+    net = net.cuda().to(memory_format=torch.channels_last)
+    last = images.contiguous(memory_format=torch.channels_last)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        gpu = rs.record(net, last, layers=["1"], data_id="x", **options)["1"]
+    assert gpu.shape == cpu.shape == (48, side, side)
+    assert (cpu.features.whole is None) == (gpu.features.whole is None) == (samples == 1100)
+    for kind in ("features", "gradients"):
+        one, two = cpu.recorded(kind), gpu.recorded(kind)
+        torch.testing.assert_close(two.norms, one.norms, rtol=1e-3, atol=1e-9)
+        scale = float(one.sketch.table.abs().max())
+        assert float((one.sketch.table - two.sketch.table).abs().max()) < 1e-3 * scale
+        assert float((one.sketch.total - two.sketch.total).abs().max()) < 1e-3 * float(
+            one.sketch.total.abs().max()
+        )
+
+
+@pytest.mark.parametrize("samples", [300, 1500], ids=["whole", "blocks"])
+@pytest.mark.parametrize("ratio", [100, 10_000])
+def test_a_large_mean_on_a_gpu(samples, ratio):
+    class Shift(nn.Module):
+        def __init__(self, by):
+            super().__init__()
+            self.layer, self.by = nn.Identity(), nn.Parameter(torch.tensor(by))
+
+        def forward(self, x):
+            return self.layer(x + self.by)
+
+    x = torch.randn(samples, 2000, generator=G)
+    options = {"gradients": False, "layers": ["layer"], "data_id": "x"}
+    plain, shifted = (
+        rs.record(Shift(by).cuda(), x.cuda(), **options) for by in (0.0, float(ratio))
+    )
+    score = rs.compare(plain, shifted, kernel="features", estimator="blocks").scores
+    assert float(score[0, 0]) > 0.999
+
+
+def test_the_hash_of_all_weights_is_the_same_on_a_gpu():
+    net = networks.seeded(networks.ResNet)
+    assert of_all_weights(net) == of_all_weights(net.cuda())
+    half = networks.seeded(networks.ResNet).bfloat16()
+    assert of_all_weights(half) == of_all_weights(half.cuda())

@@ -1,4 +1,4 @@
-"""Numbers that version 0.1.0 computed come out the same (`golden/freeze.py` says which)."""
+"""Numbers that earlier versions computed come out the same (`golden/freeze.py` says which)."""
 
 from __future__ import annotations
 

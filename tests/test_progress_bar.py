@@ -34,3 +34,9 @@ def test_shown_on_a_terminal_unless_refused(capsys, monkeypatch):
     with progress(None, 10, "Net") as advance:
         advance(10)
     assert "Net" in capsys.readouterr().err
+
+
+def test_a_name_is_shown_and_not_obeyed(capsys):
+    with progress(True, 10, "recording net[v2] [/x] \x1b]0;owned\x07 :smile:") as advance:
+        advance(10)
+    assert r"recording net[v2] [/x] \x1b]0;owned\x07 :smile:" in capsys.readouterr().err

@@ -22,7 +22,7 @@ def values(seed: int = 0) -> dict[str, object]:
     nets = [networks.seeded(networks.MLP, seed=seed + i) for i in range(2)]
     options = {"keep_sums": True, "elementwise": True, "buckets": 16}
     a, b = (rs.record(net, X, **options) for net in nets)
-    comparison = rs.compare(a, b)
+    comparison = rs.compare(a, b, kernel="features")
     return {
         "Representation": a,
         "Layer": a[0],

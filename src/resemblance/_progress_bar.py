@@ -6,6 +6,8 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
+from ._shown_text import shown
+
 
 @contextlib.contextmanager
 def progress(
@@ -25,7 +27,7 @@ def progress(
     )
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
@@ -33,7 +35,7 @@ def progress(
     )
     console = Console(stderr=True)  # in a pipe, what remains is the last line
     with Progress(*columns, console=console, transient=console.is_terminal) as bar:
-        task = bar.add_task(what, total=total, rate="")
+        task = bar.add_task(shown(what), total=total, rate="")
 
         def advance(count: int) -> None:
             bar.advance(task, count)

@@ -6,10 +6,13 @@ two recordings made apart agree only because of that. `absorb` makes the same ha
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from numpy.typing import ArrayLike
 
-BUCKET, SIGN, ORDER, FOLD_SIGN, FOLD_SHIFT, ROW = range(6)  # independent streams of one seed
+# independent streams of one seed; those from 16 on are of further buckets
+BUCKET, SIGN, ORDER, FOLD_SIGN, FOLD_SHIFT, ROW, COLUMN = range(7)
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
@@ -34,10 +37,17 @@ def below(random: np.ndarray, bound: int) -> np.ndarray:
 
 def absorb(hashes: np.ndarray, words: np.ndarray) -> np.ndarray:  # (n,), (n, w) -> (n,) uint64
     """Running 64-bit hashes of rows, after reading each row's words; zero words add nothing."""
-    keys = bits(0, ROW, np.arange(words.shape[1]))
+    keys, mixed = _row_keys(words.shape[1])
     with np.errstate(over="ignore"):
-        read = (_mixed(words ^ keys) - _mixed(keys)).sum(1, dtype=np.uint64)
+        read = (_mixed(words ^ keys) - mixed).sum(1, dtype=np.uint64)
         return _mixed(_mixed(hashes) + read)
+
+
+@functools.lru_cache(maxsize=8)
+def _row_keys(count: int) -> tuple[np.ndarray, np.ndarray]:
+    keys = bits(0, ROW, np.arange(count))
+    with np.errstate(over="ignore"):
+        return keys, _mixed(keys)
 
 
 def shuffled(count: int, seed: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
     ResemblanceError
     ├── LayerError      a layer cannot be found, never runs, or gets no gradient
-    ├── DataError       the data are empty, malformed or not finite
+    ├── DataError       the data are empty, malformed or not finite, or a file cannot be written
     ├── TargetError     no useful gradient can be formed from the model's output
     ├── MismatchError   two Representations cannot be compared or merged
     ├── FormatError     a file is damaged, truncated, or of another kind or version
@@ -30,7 +30,7 @@ class LayerError(ResemblanceError):
 
 
 class DataError(ResemblanceError):
-    """The data are empty, malformed or not finite."""
+    """The data are empty, malformed or not finite, or a file cannot be written."""
 
 
 class TargetError(ResemblanceError):
@@ -54,12 +54,19 @@ class ResemblanceWarning(UserWarning):
 
 
 def optional(module: str, package: str, extra: str) -> ModuleType:
-    """An optional module, or an error that says which install brings it."""
+    """An optional module, or an error that says which install brings it, or repairs it."""
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except Exception as error:  # a broken installation raises whatever it likes
+        install = f"pip install 'resemblance[{extra}]'"
+        name = error.name if isinstance(error, ModuleNotFoundError) else None
+        if name and name.split(".")[0] == module.split(".")[0]:
+            raise MissingExtra(
+                f"this needs {package}, which is not installed: {install}"
+            ) from error
         raise MissingExtra(
-            f"this needs {package}, which is not installed: pip install 'resemblance[{extra}]'"
+            f"this needs {package}, which is installed but cannot be loaded ({first_line(error)}); "
+            f"install one that fits the rest: {install} --force-reinstall"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,15 @@ from torch import nn
 import reference_analysis as reference
 from resemblance import record, record_arrays
 from resemblance.analysis.leave_one_out import leave_one_out
-from resemblance.analysis.mean_embedding import COLUMNS, _columns, adaptation
+from resemblance.analysis.mean_embedding import (
+    COLUMNS,
+    _columns,
+    _Squares,
+    _whole_sums,
+    adaptation,
+)
 from resemblance.errors import DataError, MismatchError, MissingExtra, ResemblanceWarning
+from resemblance.similarity.error_bars import student_t
 
 
 def arrays(n=96, d=6, seed=0, mean=0.7):
@@ -30,35 +38,119 @@ def recorded(f, g, seed=0, **options):
 KERNELS = ("features", "gradients", "product", "sum", "elementwise")
 
 
+def apart(f, g, seed=0, **options):
+    """A recording that keeps blocks of 8 alone, and not all samples in them."""
+    return recorded(f, g, seed, **{"blocks": len(f) // 8 - 1, **options})
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_one_block_of_all_samples_gives_every_column_exactly(kernel):
-    f, g = arrays(n=8)  # eight samples make one block
+@pytest.mark.parametrize("n", [8, 200])
+def test_small_data_give_every_column_exactly(kernel, n):
+    f, g = arrays(n=n)
     table = adaptation(recorded(f, g), kernel=kernel)
     truth = reference.adaptation(reference.kernel(kernel, f, g))
     for column in COLUMNS:
         # int16 correlations are good to 1.5e-5
         assert table[column][0] == pytest.approx(truth[column], rel=3e-4, abs=1e-9), column
-        assert np.isnan(table[f"{column}_stderr"][0])  # one block, no jackknife
+        assert np.isfinite(table[f"{column}_stderr"][0])
+    diagonal = np.diag(reference.kernel(kernel, f, g))
+    assert table.n_eff[0] == pytest.approx(diagonal.sum() ** 2 / (diagonal**2).sum(), rel=1e-4)
 
 
+def test_groups_of_samples_are_left_out_as_if_they_had_not_been_recorded():
+    f, g = arrays(n=64)
+    rep = recorded(f, g)
+    total, others = _whole_sums(rep[0], "product", rep)
+    k = rep[0].blocks("features", whole=True)[0] * rep[0].blocks("gradients", whole=True)[0]
+    keep = slice(2, None)  # 32 groups of two
+    rest = k[keep, keep].numpy()
+    off = rest - np.diag(np.diag(rest))
+    d = np.diag(rest)
+    expected = (62, 62 * 61, d.sum(), (d**2).sum(), off.sum(), (off**2).sum())
+    np.testing.assert_allclose(others[0, :6], expected, rtol=1e-9)
+    assert len(others) == 32
+    assert total[0] == 64
+
+
+@pytest.mark.parametrize("norms", [True, False])
 @pytest.mark.parametrize("kernel", ["features", "product"])
-def test_squared_norms_are_unbiased_over_random_blocks_and_the_trace_is_exact(kernel):
+def test_squared_norms_are_unbiased_over_random_blocks_and_the_trace_is_exact(kernel, norms):
     f, g = arrays()
     truth = reference.adaptation(reference.kernel(kernel, f, g))
-    tables = [adaptation(recorded(f, g, seed=s), kernel=kernel) for s in range(150)]
+    tables = []
+    for seed in range(150):
+        rep = apart(f, g, seed)
+        tables.append(adaptation(rep if norms else without_norms(rep), kernel=kernel))
     for column in ("mean_embedding_squared", "norm_frobenius"):
         power = 2 if column == "norm_frobenius" else 1
         found = np.array([t[column][0] ** power for t in tables])
         error = found.std() / len(found) ** 0.5
-        assert abs(found.mean() - truth[column] ** power) < 4 * error + 1e-6 * abs(truth[column])
+        bias = 0.01 if norms else 1e-6  # a ratio is unbiased to first order
+        exact = truth[column] ** power
+        assert abs(found.mean() - exact) < 4 * error + bias * abs(exact)
     assert tables[0]["norm_trace"][0] == pytest.approx(truth["norm_trace"], rel=1e-5)
+
+
+def without_norms(rep):
+    """As a file of the first format has it."""
+    layers = tuple(
+        replace(
+            x, features=replace(x.features, norms=None), gradients=replace(x.gradients, norms=None)
+        )
+        for x in rep
+    )
+    return replace(rep, layers=layers)
+
+
+def heavy(seed, n=1600, sigma=1.5):
+    rng = np.random.default_rng(seed)
+    f, g = rng.normal(0.5, 1, (n, 5)), rng.normal(0.4, 1, (n, 5))
+    return f, g * np.exp(sigma * rng.normal(size=(n, 1)))
+
+
+@pytest.mark.filterwarnings("ignore::resemblance.errors.ResemblanceWarning")
+def test_norms_of_all_samples_help_where_few_carry_the_kernel():
+    """A quarter of the samples is in blocks; errors of the log ratio, and coverage by t."""
+    errors, inside = {}, {}
+    for seed in range(40):
+        f, g = heavy(seed)
+        truth = reference.adaptation(reference.kernel("product", f, g))["log_ratio"]
+        rep = recorded(f, g, seed, block=16, blocks=25, elementwise=False, buckets=0)
+        for name, found in (("norms", rep), ("blocks", without_norms(rep))):
+            table = adaptation(found)
+            value, (low, high) = table["log_ratio"][0], table.interval("log_ratio")
+            if np.isfinite(value):
+                errors.setdefault(name, []).append(value - truth)
+                inside.setdefault(name, []).append(low[0] <= truth <= high[0])
+    spread = {name: np.sqrt(np.mean(np.square(e))) for name, e in errors.items()}
+    assert spread["norms"] < 0.7 * spread["blocks"]
+    assert np.mean(inside["norms"]) >= 0.85  # 0.95 less three binomial errors of 40
+
+
+def test_few_samples_that_carry_a_kernel_are_warned_of_once():
+    f, g = heavy(0, sigma=2.5)
+    layers = {"u": f, "v": f}
+    rep = record_arrays(layers, {"u": g, "v": g}, data_id="x", blocks=10, block=16)
+    with pytest.warns(ResemblanceWarning, match=r"few samples carry the kernel at 2 of 2") as w:
+        table = adaptation(rep)
+    assert sum("few samples" in str(x.message) for x in w) == 1
+    assert (table.n_eff < 30).all()
+    assert adaptation(recorded(*arrays(n=400))).n_eff[0] > 40  # and nothing is said
+
+
+def test_the_interval_is_that_of_student():
+    table = adaptation(apart(*arrays(n=400)))
+    low, high = table.interval("mean_embedding", 0.9)
+    far = student_t(0.9, table.df["mean_embedding"]) * table["mean_embedding_stderr"]
+    np.testing.assert_allclose(high - low, 2 * far)
+    assert 1 <= table.df["mean_embedding"][0] <= 63
 
 
 def test_standard_errors_cover_the_recorded_samples_and_the_source():
     """2 standard errors: of the N samples at hand (often more than 95 %), and of their source."""
     f, g = arrays(n=256)
     truth = reference.adaptation(reference.kernel("product", f, g))
-    here = [adaptation(recorded(f, g, seed=s)) for s in range(60)]
+    here = [adaptation(apart(f, g, seed=s)) for s in range(60)]
     d, m2 = 6, 0.7**2
     trace = (d * (1 + m2)) ** 2  # E‖f‖² E‖g‖²
     squared = (d * m2) ** 2  # ‖E g fᵀ‖² for independent f, g
@@ -66,10 +158,12 @@ def test_standard_errors_cover_the_recorded_samples_and_the_source():
         "mean_embedding": (trace / 256 + 255 / 256 * squared) ** 0.5,
         "norm_trace": (trace / 256) ** 0.5,
     }
-    drawn = [adaptation(recorded(*arrays(n=256, seed=s))) for s in range(60)]
+    new = [arrays(n=256, seed=s) for s in range(60)]
+    whole, drawn = ([adaptation(make(*x)) for x in new] for make in (recorded, apart))
     for tables, values, columns in (
         (here, truth, COLUMNS),
         (drawn, source, source),
+        (whole, source, source),
     ):
         for column in columns:
             inside = [
@@ -90,7 +184,7 @@ def test_trace_error_shrinks_with_samples_beyond_the_blocks():
 
 def test_estimate_below_zero_is_nan_with_a_warning_and_the_square_is_kept():
     for seed in range(50):
-        rep = recorded(*arrays(n=64, mean=0.0, seed=seed))
+        rep = apart(*arrays(n=64, mean=0.0, seed=seed))
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             table = adaptation(rep)
@@ -105,12 +199,11 @@ def test_estimate_below_zero_is_nan_with_a_warning_and_the_square_is_kept():
     assert table.to_dict()["log_ratio"] == [None]
 
 
-def test_a_variance_below_zero_by_round_off_is_zero():
-    """Squares that vary together leave their ratio without error, but for round-off."""
-    covariance = np.full((3, 3), 0.01)
-    covariance[0, 2] = covariance[2, 0] = np.nextafter(0.01, 1)
-    found = _columns(np.ones(3), covariance, "layer")
-    assert (found["ratio_trace"], found["ratio_trace_stderr"]) == (1.0, 0.0)
+def test_a_ratio_that_is_zero_in_float64_has_no_logarithm():
+    with np.errstate(invalid="ignore"):
+        found, _ = _columns(_Squares(np.array([1.0, np.inf, 1.0]), [], 1.0), "layer")
+    assert found["ratio_frobenius"] == 0
+    assert np.isnan(found["log_ratio"])
 
 
 def test_paper_estimator_is_the_bucket_sum_and_its_bias_is_known():

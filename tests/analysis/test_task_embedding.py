@@ -9,6 +9,7 @@ import reference_analysis as reference
 from resemblance import record
 from resemblance.analysis.task_embedding import TaskEmbedding, task2vec
 from resemblance.errors import DataError, FormatError, LayerError, MismatchError, TargetError
+from resemblance.representation import container
 
 
 def convolutional(seed=0):
@@ -153,6 +154,34 @@ def test_file_round_trip_and_refusal_of_others(tmp_path):
     record(convolutional(), torch.randn(20, 1, 6, 6)).save(tmp_path / "rep.rsm")
     with pytest.raises(FormatError, match="no TaskEmbedding"):
         TaskEmbedding.load(tmp_path / "rep.rsm")
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda h, t: h["task2vec"].pop("name"), "task2vec.name is missing"),
+        (lambda h, t: h["task2vec"].update(later=1), "keys of task2vec that .* not know: .'later'"),
+        (lambda h, t: h["task2vec"].update(samples=0), "samples must be a whole number from 1 up"),
+        (lambda h, t: h["task2vec"].update(draws=True), "draws must be a whole number"),
+        (lambda h, t: h.update(task2vec=[]), "task2vec must be an object, found"),
+        (lambda h, t: h.pop("parameters"), "parameters is missing"),
+        (lambda h, t: h.update(parameters=["a"]), "for each of 1 parameters .*, found 2 for 1"),
+        (lambda h, t: h.update(parameters=["a", "a"]), "of different names, found 2 for 1"),
+        (lambda h, t: h.update(parameters=[["a"], "b"]), "parameters must be a list of 1 or more"),
+        (lambda h, t: t.pop("0"), "one tensor for each of 2 parameters .*, found 1"),
+        (lambda h, t: t.update({"0": t["0"].long()}), "must be a vector of finite .*torch.int64"),
+        (lambda h, t: t.update({"0": t["0"][None]}), r"found torch.float64 of shape \[1, 2\]"),
+        (lambda h, t: t["1"].fill_(-1), "information of 'b' must be a vector of finite numbers"),
+        (lambda h, t: t["1"].fill_(torch.nan), "information of 'b' must be a vector of finite"),
+    ],
+)
+def test_a_file_that_holds_something_else_is_refused_by_name(tmp_path, edit, words):
+    fisher = {"a": torch.ones(2).double(), "b": torch.ones(3).double()}
+    header, tensors = container.read(TaskEmbedding(fisher, 4, None, "x").save(tmp_path / "x.rsm"))
+    edit(header, tensors)
+    path = container.write(tmp_path / "edited.rsm", header, tensors)
+    with pytest.raises(FormatError, match=f"is not a valid TaskEmbedding: .*{words}"):
+        TaskEmbedding.load(path)
 
 
 def test_refusals():

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
 import sys
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -73,7 +78,7 @@ def test_compare_writes_json_and_a_picture(recorded, folder):
     assert json.loads((folder / "c.json").read_text())["scores"] == expected.scores.tolist()
     assert (folder / "c.png").read_bytes().startswith(b"\x89PNG")
     status, out, _ = recorded("compare", "a.rsm", "b.rsm", "--json", "-")
-    assert json.loads(out)["estimator"] == "blocks"
+    assert json.loads(out)["estimator"] == expected.estimator
 
 
 def test_adaptation_prints_a_table_for_each_file(recorded, folder):
@@ -218,3 +223,148 @@ def test_a_limit_cuts_what_has_a_length_or_an_order(refused, folder):
     (folder / "data.py").write_text("def odd():\n    return 3\n")
     words = ("--model", "nets.py:small", "--data", "data.py:odd", "--limit", 2, "-o", "a.rsm")
     assert refused("record", *words) == "--limit cannot cut int; expected data of known length"
+
+
+# -- outputs, looked at before anything else ------------------------------------------------------
+
+ON_WHAT_IS_NOT_THERE = {
+    "layers": ("layers", "--model", "gone", "--data", "gone"),
+    "record": ("record", "--model", "gone", "--data", "gone", "-o", "a.rsm"),
+    "compare": ("compare", "gone.rsm", "gone.rsm"),
+    "adaptation": ("adaptation", "gone.rsm"),
+    "info": ("info", "gone.rsm"),
+}
+
+
+@pytest.mark.parametrize("words", ON_WHAT_IS_NOT_THERE.values(), ids=ON_WHAT_IS_NOT_THERE)
+def test_a_json_file_that_cannot_be_written_is_refused_at_once(refused, folder, words):
+    said = refused(*words, "--json", "no/a.json")
+    assert said.startswith("cannot write no/a.json: its folder does not exist; expected a place")
+
+
+@pytest.mark.parametrize("command", ["record", "report"])
+def test_an_output_that_cannot_be_written_is_refused_at_once(refused, folder, command):
+    words = ON_WHAT_IS_NOT_THERE["record"][:-2] if command == "record" else ("report", "gone.rsm")
+    assert refused(*words, "-o", "/dev/null") == (
+        "cannot write /dev/null: expected a file or a new name, found a device; name a file instead"
+    )
+    (folder / "out").mkdir()
+    assert "out: expected a file or a new name, found a folder" in refused(*words, "-o", "out")
+
+
+@pytest.mark.parametrize("command", ["compare", "adaptation"])
+def test_a_picture_that_cannot_be_drawn_is_refused_at_once(refused, folder, command):
+    words = ON_WHAT_IS_NOT_THERE[command]
+    said = refused(*words, "--png", "a.foo")
+    assert said.startswith("cannot draw a.foo: .foo is no format of matplotlib's; name a file that")
+    assert " pdf, " in said
+    assert said.endswith("webp")
+    said = refused(*words, "--png", "no/a.png")
+    assert said.startswith("cannot write no/a.png: its folder does not exist")
+
+
+def test_a_demo_that_cannot_be_left_is_refused_at_once(refused, folder):
+    assert refused("demo", "-o", "nets.py") == (
+        "cannot make the folder nets.py: File exists; name another"
+    )
+    (folder / "out/report.html").mkdir(parents=True)
+    assert "out/report.html: expected a file or a new name" in refused("demo", "-o", "out")
+
+
+def test_every_output_keeps_the_mode_of_the_file_it_replaces(recorded, folder):
+    for name in ("a.rsm", "c.json", "c.png", "r.html"):
+        (folder / name).touch()
+        (folder / name).chmod(0o600)
+    recorded("record", "--model", "nets.py:small", "--data", "digits", "-o", "a.rsm")
+    recorded("compare", "a.rsm", "b.rsm", "--json", "c.json", "--png", "c.png")
+    recorded("report", "a.rsm", "b.rsm", "-o", "r.html")
+    for name in ("a.rsm", "c.json", "c.png", "r.html"):
+        assert (folder / name).stat().st_mode & 0o777 == 0o600
+        assert (folder / name).stat().st_size > 0
+
+
+def test_the_path_of_standard_output_is_standard_output(recorded):
+    status, out, _ = recorded("info", "a.rsm", "--json", "/dev/stdout")
+    assert (status, json.loads(out)[0]["file"]) == (0, "a.rsm")
+
+
+# -- names that want to be more -----------------------------------------------------------------
+
+HOSTILE = "\x1b]0;owned\x07\x9b31m\u202e[/x]net[v2]$x$:smile:\n\r\x7f"
+SHOWN = r"\x1b]0;owned\x07\x9b31m\u202e[/x]net[v2]$x$:smile:\n\r\x7f"
+NETWORK = f"""
+from torch import nn
+
+NAME = {HOSTILE!r}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.add_module(NAME, nn.Linear(64, 16))
+        self.add_module("act[bold]", type(NAME, (nn.ReLU,), {{}})())
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        parts = dict(self.named_children())
+        return self.head(parts["act[bold]"](parts[NAME](x.flatten(1))))
+
+
+def net():
+    return Net()
+"""
+
+
+@pytest.fixture
+def hostile(run, folder):
+    """The command where files, networks, layers and classes have names that a terminal obeys."""
+    (folder / "net.py").write_text(NETWORK, encoding="utf-8")
+    file = f"{HOSTILE.replace('/', '')}.rsm"
+    words = ("--model", "net.py:net", "--data", "digits", "--limit", 100, "-o", file)
+    names = ("--name", HOSTILE, "--data-id", HOSTILE, "--layer", HOSTILE, "--layer", "act?bold?")
+    return run, file, ("record", *words, *names)
+
+
+def whole(text):
+    """Without the spaces and lines that a table is folded into."""
+    return "".join(text.split()).replace("─", "")
+
+
+def test_names_are_printed_whole_and_never_obeyed(hostile):
+    run, file, record = hostile
+    shown_file = SHOWN.replace("/", "") + ".rsm"
+    for words, expected in [
+        (("layers", "--model", "net.py:net", "--data", "digits"), [SHOWN, "act[bold]"]),
+        (record, [shown_file, SHOWN]),
+        (("info", file), [shown_file, SHOWN, "act[bold]"]),
+        (("compare", file, file), [SHOWN, "act[bold]"]),
+        (("adaptation", file), [SHOWN, "act[bold]"]),
+        (("report", file, "-o", f"{file}.html"), [f"{shown_file}.html"]),
+        (("info", f"{file}.gone"), [f"nofileat{shown_file}.gone"]),
+        (("layers", "--model", f"{HOSTILE}.py:net", "--data", "digits"), [f"nofileat{SHOWN}.py"]),
+        (("info", f"--{HOSTILE}", file), [SHOWN[:9]]),
+    ]:
+        _, out, err = run(*words)
+        for name in expected:
+            assert whole(name) in whole(out + err), (words, out, err)
+        for text in (out, err):
+            assert "Traceback" not in text
+            assert not {*text}.intersection("\x1b\x07\x9b\u202e\x7f\r"), text
+
+
+def test_a_terminal_is_given_no_sequence_of_a_name(hostile, folder):
+    _, _, record = hostile
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "resemblance", *map(str, record)]
+    with subprocess.Popen(words, stdout=theirs, stderr=theirs, cwd=folder) as process:
+        os.close(theirs)
+        found = b""
+        with contextlib.suppress(OSError):  # the other end is closed at the end
+            while part := os.read(ours, 4096):
+                found += part
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"recording" in found  # the bar was drawn, with colours
+    assert b"\x1b]0;" not in found
+    assert "\u202e".encode() not in found
+    assert rb"\x1b]0;owned" in found

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
 import subprocess
 import sys
+import threading
+import time
 import warnings
 
 import pytest
 
 from resemblance.cli import main as entry
 from resemblance.cli.main import main
+from resemblance.errors import ResemblanceWarning
 
 
 def test_version_and_help_answer_without_torch():
@@ -84,3 +90,110 @@ def test_warnings_of_others_are_shown_as_python_shows_them(run, monkeypatch):
     run("--version")
     warnings.showwarning(UserWarning("theirs"), UserWarning, "file.py", 1)
     assert shown == ["theirs"]
+
+
+# -- SIGTERM -------------------------------------------------------------------------------------
+
+WRITES = """
+import sys
+from resemblance._atomic_files import write_atomically
+from resemblance.cli import main as entry
+
+def app(words, **options):
+    print("begun", flush=True)
+    for i in range(10**9):
+        write_atomically(words[0], bytes([97 + i % 26]) * 2_000_000)
+
+entry.app = app
+entry.main()
+"""
+
+
+def terminated(words, seconds=0.0, **options):
+    """SIGTERM so long after the command has said that it begun: status and standard error."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, **pipes, **options) as command:
+        assert command.stdout.readline() == "begun\n"
+        time.sleep(seconds)
+        command.terminate()
+        return command.wait(), command.stderr.read()
+
+
+@pytest.mark.slow
+def test_sigterm_at_any_moment_leaves_a_whole_file_and_nothing_beside_it(tmp_path):
+    path, moments = tmp_path / "a.bin", random.Random(0)
+    path.write_bytes(b"a" * 2_000_000)
+    for _ in range(50):
+        words = [sys.executable, "-c", WRITES, str(path)]
+        assert terminated(words, moments.uniform(0, 0.02)) == (143, "")
+        content = path.read_bytes()
+        assert content == content[:1] * 2_000_000
+        assert os.listdir(tmp_path) == ["a.bin"]
+
+
+def test_sigterm_ends_a_pass_with_status_143_and_without_a_word(folder):
+    (folder / "slow.py").write_text(
+        "import time\nfrom torch import nn\n\n\n"
+        "class Slow(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        print('begun', flush=True)\n"
+        "        time.sleep(60)\n\n\n"
+        "def net():\n"
+        "    return nn.Sequential(nn.Flatten(), Slow(64, 10))\n"
+    )
+    words = [sys.executable, "-m", "resemblance", "record", "--model", "slow.py:net"]
+    assert terminated([*words, "--data", "digits", "-o", "a.rsm"]) == (143, "")
+    assert not (folder / "a.rsm").exists()
+
+
+def test_sigterm_ends_an_import_with_status_143_and_without_a_word(folder):
+    """An import may turn an exception into another, lose it, or abort."""
+    (folder / "slow.py").write_text("import deep\n")
+    (folder / "deep.py").write_text(
+        "import time\n\ntry:\n    print('begun', flush=True)\n    time.sleep(60)\n"
+        "except BaseException:\n    raise ImportError('cut short') from None\n"
+    )
+    words = [sys.executable, "-m", "resemblance", "layers", "--model", "slow.py:net"]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    assert terminated([*words, "--data", "digits"], env=environment) == (143, "")
+
+
+def test_sigterm_is_caught_while_the_command_runs_and_where_nobody_else_does(run, monkeypatch):
+    def during(handler):
+        seen = []
+        before = signal.signal(signal.SIGTERM, handler)
+        monkeypatch.setattr(
+            entry, "app", lambda *_, **__: seen.append(signal.getsignal(signal.SIGTERM))
+        )
+        try:
+            run()
+            return seen[0] is not handler, signal.getsignal(signal.SIGTERM) is handler
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    assert during(signal.SIG_DFL) == (True, True)
+    assert during(signal.SIG_IGN) == (False, True)
+    assert during(lambda *_: None) == (False, True)
+
+
+def test_the_command_runs_in_any_thread():
+    ended = []
+
+    def elsewhere():
+        try:
+            main(["--version"])
+        except SystemExit as end:
+            ended.append(end.code)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert ended == [0]
+
+
+def test_a_warning_is_one_line_that_no_terminal_obeys(run, capsys, monkeypatch):
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # and put it back
+    run("--version")
+    text = "layer '\x1b]0;owned\x07[/x]' of\nnet[v2]"
+    warnings.showwarning(ResemblanceWarning(text), ResemblanceWarning, "file.py", 1)
+    assert capsys.readouterr().err == "warning: layer '\\x1b]0;owned\\x07[/x]' of\\nnet[v2]\n"

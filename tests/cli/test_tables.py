@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -13,6 +14,24 @@ from resemblance.cli import tables
 def test_no_colours_in_a_pipe(recorded):
     _, out, _ = recorded("compare", "a.rsm", "b.rsm")
     assert "\x1b" not in out
+
+
+def test_compare_says_the_mean_its_error_and_what_scores_rest_on(recorded):
+    _, out, _ = recorded("compare", "a.rsm", "b.rsm")
+    assert re.search(r"Mean over \S+ layers 0\.\d+ ± 0\.\d+", out)
+    assert re.search(r"Kernels rest on [\d,]+( to [\d,]+)? of [\d,]+ samples \(n_eff\)", out)
+
+
+def test_adaptation_says_what_each_layer_rests_on(capsys):
+    names = ("mean_embedding", "log_ratio")
+    values = {f"{name}{end}": [0.5, None] for name in names for end in ("", "_stderr")}
+    tables.show_adaptation(
+        {"model": "net", "layers": ["u", "v"], "n_eff": [1234.4, None], **values}
+    )
+    head, _, first, second = (line.split() for line in capsys.readouterr().out.splitlines()[2:6])
+    assert head[-1] == "n_eff"
+    assert first[-1] == "1,234"
+    assert second == ["v"]
 
 
 @pytest.mark.parametrize(

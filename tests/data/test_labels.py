@@ -26,15 +26,42 @@ def test_a_batchs_own_labels_come_in_its_order(own):
     ("own", "given", "message"),
     [
         (None, np.array([1, 2]), r"labels of shape \(2,\) and a sample 3"),
-        (None, np.eye(4), r"labels of shape \(4, 4\)"),
         (None, None, "found no labels; pass y, or data whose batches are"),
-        (torch.eye(3), None, r"labels of shape \(3, 3\) for 3 samples; .*not one-hot"),
-        ([1, 2], None, r"labels of shape \(2,\) for 3 samples"),
+        (torch.eye(3), None, r"labels of shape \(3, 3\); .*not one-hot"),
+        ([1, 2], None, "found 2 labels for 3 samples"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(own, given, message):
     with pytest.raises(DataError, match=message):
         labels.of_batch(INDICES, own, given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (np.eye(4), r"labels of shape \(4, 4\); pass integers or names, not one-hot rows"),
+        (3, r"labels of shape \(\)"),
+        ([[1], [2, 3]], "found rows of different lengths"),
+        ([0.0, float("nan")], "found NaN as a label; leave out"),
+        (["cat", 1], "all numbers or all names, found int, str"),
+        (np.array(["cat", None], object), "found NoneType, str"),
+        ([1, None], "found NoneType, int; leave out samples without a label"),
+        ([1j, 2j], "found complex"),
+    ],
+)
+def test_what_cannot_be_labels_is_refused(given, message):
+    with pytest.raises(DataError, match=message):
+        labels.as_labels(given)
+
+
+@pytest.mark.parametrize("given", [torch.tensor([1, 2]), np.array([1, 2], object), (1, 2)])
+def test_labels_are_numbers_of_any_kind(given):
+    assert labels.as_labels(given).tolist() == [1, 2]
+
+
+def test_labels_are_names_of_any_kind():
+    for given in (["b", "a"], np.array(["b", "a"]), np.array(["b", "a"], object)):
+        assert labels.as_labels(given).tolist() == ["b", "a"]
 
 
 def test_classes_are_sorted_whatever_the_order_of_labels():

@@ -209,11 +209,11 @@ def test_sequences_of_different_length_without_a_mask_go_one_batch_at_a_time():
 
 
 @pytest.mark.parametrize(
-    ("total", "block", "expected"),
-    [(1, 128, 1), (7, 128, 7), (16, 128, 8), (128, 128, 8), (2048, 128, 128), (10**6, 128, 128)],
+    ("total", "expected"), [(1, 1), (7, 7), (16, 8), (128, 8), (2048, 128), (10**6, 128)]
 )
-def test_small_data_are_cut_finer(total, block, expected):
-    assert data.block_size(total, block) == expected
+def test_small_data_are_cut_finer_unless_told_otherwise(total, expected):
+    assert data.block_size(total, "auto") == expected
+    assert data.block_size(total, 128) == min(total, 128)
 
 
 @pytest.mark.parametrize(
@@ -238,5 +238,14 @@ def test_zero_sized_batches_in_a_stream_hold_nothing_to_lose():
 
 
 def test_more_shards_than_blocks():
-    with pytest.raises(DataError, match="shard 9 of 10 is empty: 20 samples make 2 blocks of 10"):
-        open_source(np.zeros((20, 2)), shard=(9, 10))
+    # also those that hold blocks: with the others empty they could never be merged
+    for i in (0, 1, 9):
+        message = f"shard {i} of 10: 20 samples make 2 blocks of 10, too few for 10 shards; use at"
+        with pytest.raises(DataError, match=message):
+            open_source(np.zeros((20, 2)), block=10, shard=(i, 10))
+        stream = open_source([torch.zeros(20, 2)], block=10, shard=(i, 10))
+        with pytest.raises(DataError, match=message.replace("20 samples", "the stream's samples")):
+            read(stream)
+    for shard in ((0, 2), (1, 2)):
+        assert len(read(open_source(np.zeros((20, 2)), block=10, shard=shard))) == 1
+        assert len(read(open_source([torch.zeros(20, 2)], block=10, shard=shard))) == 1

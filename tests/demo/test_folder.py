@@ -11,6 +11,7 @@ import torch
 from resemblance._data.named_data import digits
 from resemblance.demo import folder
 from resemblance.demo.digit_networks import TRAINED_ON, DigitNet, Network
+from resemblance.errors import DataError
 
 
 @pytest.fixture
@@ -37,3 +38,12 @@ def test_the_module_builds_the_networks_and_the_images(written):
     assert names["ten_digits"]().state_dict().keys() == DigitNet(10).state_dict().keys()
     assert names["odd_even"]().head.out_features == 2
     assert torch.equal(names["unseen"](), digits()[0][TRAINED_ON:])
+
+
+def test_a_folder_that_cannot_be_made_or_written_to_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"cannot make the folder .*file: File exists; name"):
+        folder.make(tmp_path / "file")
+    (tmp_path / "out/README.md").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"README\.md: .*found a folder"):
+        folder.make(tmp_path / "out")

@@ -40,5 +40,5 @@ def test_record_runs_batches_of_128_on_a_cpu():
         seen.append(len(batch))
         return model(batch)
 
-    rs.record(networks.seeded(networks.MLP), torch.randn(300, 6), block=64, call=call)
+    rs.record(networks.seeded(networks.MLP), torch.randn(300, 6), call=call)
     assert max(seen) == 114  # six blocks of 19: 300 samples are cut into sixteen blocks

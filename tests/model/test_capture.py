@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from resemblance._data.batches import size
 from resemblance._model.call_trace import trace
 from resemblance._model.capture import Capture
 from resemblance._model.evaluation_mode import untouched, unwrap
-from resemblance._model.layer_choice import select
+from resemblance._model.layer_choice import Tap, select
 from resemblance._model.losses import Objective
 from resemblance.errors import LayerError
 
@@ -419,3 +420,63 @@ def test_small_gradients_survive_float16():
     assert float(exact.abs().median()) < 2e-7
     found = capture(model.half(), vectors.half(), ["act1"])["act1"][1]
     assert float((found - exact).norm() / exact.norm()) < 0.02
+
+
+# -- hooks ---------------------------------------------------------------------------------------
+
+
+def hooks_of(model):
+    return [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+
+
+def test_a_module_that_refuses_a_hook_leaves_none_on_the_others():
+    class NoHooks(nn.Linear):
+        def register_forward_hook(self, *args, **options):
+            raise RuntimeError("no hooks here")
+
+    class Later(networks.MLP):
+        def __init__(self):
+            super().__init__()
+            self.head = NoHooks(self.head.in_features, self.head.out_features)
+
+    model = Later()
+    taps = [Tap(name, name, 1, False) for name in ("fc1", "act1", "fc2", "act2", "head")]
+    with pytest.raises(RuntimeError, match="no hooks here"), Capture(model, taps, gradients=True):
+        pass
+    assert not any(hooks_of(model))
+
+
+def test_an_interruption_on_any_line_of_entering_leaves_no_hook():
+    """Ctrl-C may come between any two lines, such as when a hook is on and not yet noted."""
+    taps = [
+        Tap(f"{name}{end}", name, 1, bool(end)) for name in ("fc1", "fc2") for end in ("", ":in")
+    ]
+    lines = 0
+
+    def interrupted_at(line):
+        left = line
+
+        def trace_lines(frame, event, _):
+            nonlocal left
+            if frame.f_code is not Capture.__enter__.__code__:
+                return None
+            if event == "line":
+                left -= 1
+                if left < 0:
+                    raise KeyboardInterrupt
+            return trace_lines
+
+        model, before = networks.seeded(networks.MLP), sys.gettrace()
+        sys.settrace(trace_lines)
+        try:
+            with Capture(model, taps, gradients=True):
+                return False
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+            assert not any(hooks_of(model))
+
+    while interrupted_at(lines):
+        lines += 1
+    assert lines > 2 * len(taps)  # a hook each, in a loop

@@ -12,6 +12,7 @@ import networks
 import resemblance as rs
 from resemblance._model.changed_buffers import ChangedBuffers
 from resemblance._model.weight_hash import of_weights
+from resemblance.errors import ResemblanceWarning
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 
@@ -171,6 +172,7 @@ class AdaptedNorm(nn.Module):
 def test_record_puts_back_statistics_that_are_kept_in_evaluation_mode():
     net = networks.seeded(AdaptedNorm)
     before = {name: x.clone() for name, x in net.named_buffers()}
-    rs.record(net, X, layers=["fc", "head"], gradients=False, block=8, batch_size=8)
+    with pytest.warns(ResemblanceWarning, match="depends on the others in its batch"):
+        rs.record(net, X, layers=["fc", "head"], gradients=False, block=8, batch_size=8)
     for name, x in net.named_buffers():
         assert torch.equal(x, before[name]), name

@@ -12,6 +12,7 @@ import networks
 import resemblance as rs
 import stored
 from model_states import assert_unchanged, snapshot, unusual
+from resemblance._model.evaluation_mode import RandomState
 
 G = torch.Generator().manual_seed(0)
 IMAGES = torch.randn(5, 3, 6, 6, generator=G, dtype=torch.float64)
@@ -134,3 +135,13 @@ def test_an_encoder_that_would_pack_padded_batches_is_run_as_written():
     )
     assert nested.layer_names == ["embed", "encoder.layers.0", "encoder.layers.1", "head:in"]
     stored.assert_same(nested, plain)
+
+
+def test_the_random_state_is_known_to_have_moved_and_goes_back():
+    state = RandomState(None)
+    assert not state.moved()
+    drawn = torch.rand(3)
+    assert state.moved()
+    state.put_back()
+    assert not state.moved()
+    assert torch.equal(torch.rand(3), drawn)

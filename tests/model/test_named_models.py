@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
 import sys
 
 import pytest
@@ -89,3 +91,62 @@ def test_weights_in_a_checkpoint_and_what_is_refused(tmp_path):
         load_weights(net, str(tmp_path / "more.pt"))
     with pytest.raises(FormatError, match="no weights at"):
         load_weights(net, str(tmp_path / "gone.pt"))
+
+
+@pytest.fixture
+def own_code(tmp_path):
+    """The folder of a model that brings code, and the mark that it would leave if it ran."""
+    mark = tmp_path / "it ran"
+    folder = tmp_path / "own"
+    folder.mkdir()
+    parts = {"AutoConfig": "code.Config", "AutoModel": "code.Net", "AutoTokenizer": "code.Words"}
+    config = {"model_type": "of-its-own", "auto_map": parts, "architectures": ["Net"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    words = {"auto_map": {"AutoTokenizer": ["code.Words", None]}, "tokenizer_class": "Words"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(words))
+    (folder / "code.py").write_text(
+        f"open({str(mark)!r}, 'w').close()\n"
+        "from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizer\n\n\n"
+        "class Config(PretrainedConfig):\n    model_type = 'of-its-own'\n\n\n"
+        "class Net(PreTrainedModel):\n    config_class = Config\n\n\n"
+        "class Words(PreTrainedTokenizer):\n    pass\n"
+    )
+    return folder, mark
+
+
+def answering_yes(*words):
+    """Python in a process of its own, in which every question is answered with y: what it says."""
+    words = [sys.executable, *words]
+    done = subprocess.run(words, input="y\n" * 20, capture_output=True, text=True)
+    assert done.returncode
+    return done.stderr
+
+
+@needs("transformers")
+def test_code_that_comes_with_a_model_never_runs(own_code):
+    folder, mark = own_code
+    command = ("-m", "resemblance", "layers", "--model", f"hf:{folder}", "--data", "digits")
+    said = answering_yes(*command)
+    assert said.endswith(
+        f"error: '{folder}' on Hugging Face needs code of its own, and such code is never run; "
+        "read it, then load it yourself in FILE.py:FUNCTION\n"
+    )
+    assert "Traceback" not in said
+    # a known kind of model whose class is not the library's
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "gpt2"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "such code is never run" in answering_yes(*command)
+    assert not mark.exists()
+
+
+@needs("transformers")
+@needs("datasets")
+def test_code_that_comes_with_a_tokeniser_never_runs(own_code, tmp_path):
+    import datasets
+
+    folder, mark = own_code
+    datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(tmp_path / "words")
+    load = "from resemblance._data.named_data import load_data; load_data('hf:{}', model='hf:{}')"
+    said = answering_yes("-c", load.format(tmp_path / "words", folder))
+    assert "DataError: no tokeniser at" in said or "such code is never run" in said
+    assert not mark.exists()

@@ -8,7 +8,7 @@ from collections import OrderedDict, defaultdict, namedtuple
 import pytest
 import torch
 
-from resemblance._model.nested_outputs import first_tensor, sample_axes, swap_first
+from resemblance._model.nested_outputs import first_tensor, sample_axes, swap_first, tensors
 
 
 @dataclasses.dataclass
@@ -83,3 +83,10 @@ def test_no_floating_point_tensor_is_none():
 )
 def test_axes_that_may_hold_four_samples(shape, axes):
     assert sample_axes(torch.zeros(shape), 4) == axes
+
+
+def test_all_tensors_come_in_order_and_integers_do_not():
+    one, two, three = (torch.zeros(i) for i in (1, 2, 3))
+    found = list(tensors((one, torch.arange(4), {"a": [two, None], "b": "text"}, three)))
+    assert [x is y for x, y in zip(found, (one, two, three), strict=True)] == [True] * 3
+    assert list(tensors("nothing")) == []

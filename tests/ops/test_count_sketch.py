@@ -13,7 +13,7 @@ from resemblance import CountSketch
 from resemblance._ops.count_sketch import add_to_buckets
 from resemblance.errors import DataError
 
-SEEDS = st.integers(-(2**63), 2**64)
+SEEDS = st.integers(0, 2**64 - 1)
 FIRST_BUCKETS = [0, 255, 344, 186, 294, 86, 50, 254]
 FIRST_SIGNS = [1.0, 1.0, 1.0, 1.0, -1.0, 1.0, 1.0, 1.0]
 
@@ -98,15 +98,31 @@ def test_seeds_and_streams_are_independent():
     assert abs(int((a[0] == b[0]).sum()) - 20_000 / 512) < 5 * np.sqrt(20_000 / 512)
 
 
-@pytest.mark.parametrize("sizes", [(0, 1), (8, 0), (8, 3), (-8, 1)])
-def test_sizes_that_do_not_fit_are_refused(sizes):
-    with pytest.raises(DataError, match="buckets must be a positive multiple of per_sample"):
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((0, 1), "buckets must be a whole number, 1 or more; found 0"),
+        ((-8, 1), "buckets must be a whole number, 1 or more; found -8"),
+        ((8, 0), "per_sample must be a whole number, 1 or more; found 0"),
+        ((8, 3), "buckets must be a positive multiple of per_sample"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(sizes, message):
+    with pytest.raises(DataError, match=message):
         CountSketch(buckets=sizes[0], per_sample=sizes[1])
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, None])
+def test_a_seed_is_a_number_of_64_bits(seed):
+    with pytest.raises(DataError, match="seed must be a whole number"):
+        CountSketch(seed=seed)
 
 
 def test_negative_indices_are_refused():
     with pytest.raises(DataError, match="must not be negative; found -3"):
         CountSketch().assign([1, -3])
+    with pytest.raises(DataError, match="must be whole numbers; found float64"):
+        CountSketch().assign([0.5])
 
 
 @settings(max_examples=25, deadline=None)

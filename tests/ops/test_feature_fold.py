@@ -26,7 +26,47 @@ def test_the_fold_never_changes():
     """Files recorded with one version must compare with those of the next."""
     signs, shifts = Fold(100, 16, seed=0).packed
     assert signs[:16].tolist() == FOLD_SIGNS
-    assert shifts.tolist() == [8, 8, 8, 8, 0, 0, 8]
+    assert shifts.tolist() == [[0, s] for s in [8, 8, 8, 8, 0, 0, 8]]
+    signs, shifts = Fold(32 * 300, 32 * 64, seed=0, channels=32).packed
+    assert signs[:16].tolist() == FOLD_SIGNS
+    assert shifts.tolist() == [[16, 32], [16, 40], [24, 40], [16, 48], [8, 0]]
+
+
+IMAGES = {"few": (6, 40, 64), "short": (8, 49, 104), "one": (5, 7, 35), "unfolded": (4, 9, 99)}
+
+
+@pytest.mark.parametrize("case", IMAGES)
+def test_the_slot_of_a_feature_does_not_depend_on_memory(case):
+    channels, length, width = IMAGES[case]
+    dim = channels * length
+    plain = Fold(dim, width, seed=1, channels=channels)
+    last = Fold(dim, width, seed=1, channels=channels, channels_last=True)
+    x = torch.randn(5, channels, length, generator=torch.Generator().manual_seed(0))
+    found = last(x.mT.flatten(1))
+    assert torch.equal(last.in_order(found), plain(x.flatten(1)))
+    assert torch.equal(plain.in_order(found), found)
+    assert plain.width == last.width <= min(width, dim)
+    basis = plain(torch.eye(dim))
+    assert torch.equal(basis.abs().sum(1), torch.ones(dim))
+    # each slot holds as many features as any other, give or take one
+    assert float(basis.abs().sum(0).max() - basis.abs().sum(0).min()) <= 1
+
+
+def test_channels_of_images_fold_with_the_stated_spread():
+    """Also where one channel carries most of the image."""
+    channels, length, width, seeds = 16, 200, 256, 600
+    x, y = torch.from_numpy(RNG.normal(size=(2, channels, length))).float()
+    for scale in (1.0, 10.0):
+        a, b = x.clone(), y.clone()
+        a[3], b[3] = scale * a[3], scale * b[3]
+        pair = torch.stack([a.flatten(), b.flatten()])
+        found = []
+        for seed in range(seeds):
+            one, two = Fold(channels * length, width, seed, channels=channels)(pair)
+            found.append(float(one @ two))
+        spread = float(pair[0].norm() * pair[1].norm()) / np.sqrt(width)
+        assert abs(np.mean(found) - float(pair[0] @ pair[1])) < 5 * np.std(found) / np.sqrt(seeds)
+        assert np.std(found) < 3 * spread
 
 
 def test_fold_keeps_inner_products_on_average_with_the_stated_spread():

@@ -20,13 +20,19 @@ from resemblance._ops.feature_fold import Fold
 
 fused._READ_AT_ONCE = 128  # so that a layer takes several readings
 generator = torch.Generator().manual_seed(0)
-for n, d, width, per_sample, dtype in (
-    (13, 300, 64, 1, torch.float32),  # folded, with a short last chunk
-    (5, 50, 50, 1, torch.float32),  # not folded, and no multiple of eight
-    (9, 200, 72, 4, torch.bfloat16),
+for n, d, width, per_sample, dtype, channels, last in (
+    (13, 300, 64, 1, torch.float32, 1, False),  # folded, with a short last chunk
+    (5, 50, 50, 1, torch.float32, 1, False),  # not folded, and no multiple of eight
+    (9, 200, 72, 4, torch.bfloat16, 1, False),
+    (9, 8 * 40, 8 * 16, 1, torch.float32, 8, False),  # images, in either order
+    (9, 8 * 40, 8 * 16, 1, torch.float32, 8, True),
+    (7, 6 * 49, 100, 1, torch.float32, 6, False),
+    (7, 6 * 49, 100, 2, torch.float32, 6, True),
+    (7, 6 * 9, 100, 1, torch.float32, 6, True),
 ):
     f, g = (torch.randn(n, d, generator=generator).to(dtype) for _ in "fg")
-    fold = Fold(d, width, seed=3)
+    fold = Fold(d, width, seed=3, channels=channels, channels_last=last)
+    width = fold.width
     buckets = CountSketch(16, 1, per_sample).assign(range(n))
     new = [(torch.zeros(16, width), torch.zeros(width, dtype=torch.float64)) for _ in "fg"]
     found = fused.sketch(f, g, fold, buckets, new)

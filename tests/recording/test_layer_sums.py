@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 
 import networks
+import reference
 import resemblance as rs
+from resemblance._ops import coordinate_sketch, packed_kernels
+from resemblance._seeded_random import shuffled
 from resemblance.recording.layer_sums import LayerSums, Plan
 from resemblance.representation.settings import Settings
 
@@ -67,7 +72,8 @@ def test_blocks_are_unbiased_for_the_mean_of_the_kernel(over_seeds):
     kernel = SMALL @ SMALL.T
     n = len(SMALL)
     expected = (kernel.sum() - np.trace(kernel)) / (n * (n - 1))
-    found = [float(rep["features"].triangles("features")[0].mean()) for rep in over_seeds]
+    i, j = np.tril_indices(8, -1)
+    found = [float(rep["features"].blocks("features")[:, i, j].mean()) for rep in over_seeds]
     assert_unbiased(found, expected)
 
 
@@ -102,7 +108,13 @@ def summed(spans, gradients=True, blocks=64, spoil=False):
         if spoil:
             f.zero_()
     sums.finish(20)
-    return sums.result(torch.zeros(16), keep_sums=True)
+    return sums.result(
+        sizes=(10, 10),
+        places=torch.arange(20),
+        signs=torch.zeros(16),
+        sketch_signs=torch.zeros(128),
+        keep_sums=True,
+    )
 
 
 PARTS = [[(0, 5), (5, 10), (10, 15), (15, 20)], [(0, 1), (1, 9), (9, 10), (10, 20)]]
@@ -133,3 +145,190 @@ def test_parts_of_blocks_that_are_not_kept_leave_no_kernel():
     layer = summed(PARTS[0], blocks=1)
     assert layer.blocks("features").shape == (1, 10, 10)
     assert layer.features.trace == pytest.approx(float(F_ROWS.square().sum()), rel=1e-6)
+
+
+# -- large means, whole kernels, norms -------------------------------------------------------------
+
+
+def centred_kernels(layer, count):
+    """HKH of what is packed of each block, or of all samples, without what centring cannot see."""
+    whole = layer.features.whole is not None
+    packed = layer.packed_blocks("features", whole=whole)
+    for triangle, diagonal in zip(packed.triangle, packed.diagonal.double(), strict=True):
+        entries = packed_kernels.unpack16(triangle[None], diagonal[None])
+        square = packed_kernels.squares(entries, diagonal[None])[0, :count, :count].numpy()
+        yield reference.centred(reference.centred(square).T)
+
+
+@pytest.mark.parametrize("samples", [200, 1200])
+@pytest.mark.parametrize("ratio", [0, 1, 3, 100, 10_000])
+def test_a_large_mean_does_not_drown_the_differences_of_samples(ratio, samples):
+    generator = np.random.default_rng(0)
+    spread = generator.normal(size=(samples, 40)).astype(np.float32)
+    direction = generator.normal(size=40)
+    x = spread + (ratio * np.sqrt(40) * direction / np.linalg.norm(direction)).astype(np.float32)
+    rep = rs.record_arrays(x, data_id="x", block=100, buckets=0)
+    layer, order = rep["features"], shuffled(samples, 0)
+    count = samples if samples <= 1024 else 100
+    for b, found in enumerate(centred_kernels(layer, count)):
+        rows = x[order[b * count : (b + 1) * count]].astype(np.float64)
+        expected = reference.kernel(reference.centred(rows))
+        assert np.abs(found - expected).max() < 2e-3 * 40
+    # and the kernel itself comes back, to the precision of float32
+    whole = layer.features.whole is not None
+    for b, block in enumerate(layer.blocks("features", whole=whole)):
+        rows = x[order[b * count : (b + 1) * count]].astype(np.float64)
+        exact = reference.kernel(rows)
+        assert np.abs(block.numpy() - exact).max() < 3e-5 * exact.max() + 2e-3
+
+
+def test_a_mean_is_taken_off_only_where_it_is_most_of_the_kernel():
+    x = np.random.default_rng(0).normal(size=(600, 20))
+    plain, shifted = (
+        rs.record_arrays(rows, data_id="x", buckets=0, blocks=4, block=50)["features"]
+        for rows in (x, x + 3)
+    )
+    assert plain.features.blocks.offset is None
+    assert shifted.features.blocks.offset.shape == (4, 50)
+    assert (shifted.features.blocks.triangle.float().mean().abs()) < 2000  # no common direction
+
+
+@pytest.mark.parametrize(("dtype", "noted"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_half_precision_that_cannot_hold_the_differences_is_said(dtype, noted):
+    class Shift(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(6, 8)
+            self.head = torch.nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.head(self.layer(x))
+
+    net = Shift()
+    with torch.no_grad():
+        net.layer.bias += 300.0
+    net = net.to(dtype)
+    data = torch.randn(60, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rs.record(net, data, layers="layer", gradients=False)
+    said = [str(w.message) for w in caught if "rounding of half precision" in str(w.message)]
+    assert bool(said) == noted
+    assert all("layer" in text and "float32" in text for text in said)
+
+
+def test_the_kernel_of_few_samples_is_kept_whole_and_exact():
+    x = np.random.default_rng(0).normal(size=(300, 30))
+    rep = rs.record_arrays(x, data_id="x")
+    assert rep.settings.block == 19  # and it can be read as sixteen blocks
+    (whole,) = rep["features"].blocks("features", whole=True)
+    expected = reference.kernel(x[shuffled(300, 0)])
+    scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
+    assert (np.abs(whole.numpy() - expected) < 2e-5 * scale).all()
+    assert rs.record_arrays(x, data_id="x", block=300).block_sizes == (300,)
+
+
+@pytest.mark.parametrize(
+    "options", [{"blocks": 3}, {"shard": (0, 2)}, {"few": 1025}], ids=["blocks", "shard", "many"]
+)
+def test_kernels_are_kept_in_blocks_where_not_all_samples_are_kept_together(options):
+    count = options.pop("few", 300)
+    rep = rs.record_arrays(np.random.default_rng(0).normal(size=(count, 5)), data_id="x", **options)
+    assert rep["features"].features.whole is None
+    assert rep["features"].features.blocks is not None
+
+
+def test_wide_vectors_do_not_wait_for_a_whole_kernel(monkeypatch):
+    monkeypatch.setattr("resemblance.recording.layer_sums._WAITING_BYTES", 300 * 30 * 4)
+    wide, narrow = (np.random.default_rng(0).normal(size=(300, d)) for d in (31, 30))
+    rep = rs.record_arrays({"wide": wide, "narrow": narrow}, data_id="x")
+    assert [layer.features.whole is None for layer in rep] == [True, False]
+    assert rep["wide"].features.blocks.diagonal.shape == (16, 19)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 7}, {"blocks": 2}, {"block": 100}], ids=str)
+def test_the_norm_of_each_sample_lies_at_its_place_in_the_order(options):
+    x, g = np.random.default_rng(0).normal(size=(2, 2000, 5))
+    x[17] = np.nan
+    rep = rs.record_arrays(x, g, data_id="x", on_bad="skip", **options)
+    order = shuffled(2000, 0)
+    for kind, rows in (("features", x), ("gradients", g)):
+        expected = (rows[order] ** 2).sum(1)
+        expected[order == 17] = np.nan
+        found = rep["features"].recorded(kind).norms.numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_only_so_many_norms_are_kept(monkeypatch):
+    monkeypatch.setattr("resemblance.recording.layer_sums.NORMS_KEPT", 1500)
+    x = np.random.default_rng(0).normal(size=(2000, 5))
+    whole = rs.record_arrays(x, data_id="x")
+    assert len(whole["features"].features.norms) == 1500
+    merged = rs.merge(rs.record_arrays(x, data_id="x", shard=(i, 3)) for i in range(3))
+    assert torch.equal(merged["features"].features.norms, whole["features"].features.norms)
+
+
+# -- the sketch in coordinates ---------------------------------------------------------------------
+
+WIDE = torch.nn.Sequential(torch.nn.Conv2d(3, 40, 3, padding=1), torch.nn.Tanh())
+PICTURES = torch.randn(70, 3, 16, 16, generator=torch.Generator().manual_seed(0))  # 10,240 features
+
+
+def sketched(net=WIDE, data=PICTURES, **options):
+    given = {"gradients": False, "layers": ["1"], "block": 8, **options}
+    return rs.record(net, data, **given)["1"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"buckets": 0},
+        {"buckets": 128},
+        {"buckets": 200},
+        {"buckets": 256, "per_sample": 2},
+        {"max_dim": 64},
+        {"max_dim": None},
+        {"batch_size": 3},
+        {"deterministic": True},
+        {"channels_last": True},
+        {"channels_last": True, "buckets": 0},
+        {"channels_last": True, "max_dim": 64},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("side", [4, 16], ids=["narrow", "wide"])
+def test_the_sketch_depends_on_samples_and_logical_features_alone(options, side):
+    data = PICTURES[:, :, :side, :side]
+    expected = sketched(data=data).features.sketch
+    options = dict(options)
+    if options.pop("channels_last", False):
+        data = data.contiguous(memory_format=torch.channels_last)
+    layer = sketched(data=data, **options)
+    assert layer.shape == (40, side, side)
+    torch.testing.assert_close(layer.features.sketch.table, expected.table, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(layer.features.sketch.total, expected.total, rtol=1e-4, atol=1e-3)
+
+
+def test_the_sketch_of_three_shards_is_that_of_one_pass():
+    options = {"layers": ["1"], "gradients": False, "block": 8}
+    whole = rs.record(WIDE, PICTURES, **options)["1"]
+    merged = rs.merge(rs.record(WIDE, PICTURES, shard=(i, 3), **options) for i in range(3))["1"]
+    close = {"rtol": 1e-4, "atol": 1e-4}
+    one, two = merged.features.sketch, whole.features.sketch
+    torch.testing.assert_close(one.table, two.table, **close)
+    torch.testing.assert_close(one.total, two.total, **close)
+    assert torch.equal(merged.sketch_signs, whole.sketch_signs)
+
+
+def test_the_sketch_is_that_of_the_samples_and_centres_exactly():
+    x = np.random.default_rng(0).normal(2.0, 1.0, (500, 900))
+    layer = rs.record_arrays(x, data_id="x")["features"]
+    s = coordinate_sketch.rows(0).matrix(np.arange(500)).double()
+    for rows, centre in ((x, False), (x - x.mean(0), True)):
+        expected = coordinate_sketch.columns(s @ torch.from_numpy(rows), 900, 0)
+        found = layer.features.sketch.table.double()
+        if centre:
+            found = (
+                found - torch.outer(layer.sketch_signs.double(), layer.features.sketch.total) / 500
+            )
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)

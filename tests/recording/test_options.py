@@ -30,13 +30,13 @@ def test_accumulators_of_any_layer_stay_below_64_mib_by_default():
     ("options", "message"),
     [
         ({"on_bad": "ignore"}, 'on_bad must be "raise" or "skip"; found \'ignore\''),
-        ({"batch_size": 0}, 'batch_size must be 1 or more, or "auto"; found 0'),
-        ({"batch_size": "large"}, "batch_size must be 1 or more, or \"auto\"; found 'large'"),
+        ({"batch_size": 0}, 'batch_size must be a whole number, 1 or more, or "auto"; found 0'),
+        ({"batch_size": "large"}, "batch_size must be .*, or \"auto\"; found 'large'"),
         ({"shard": (2, 2)}, r"shard must be \(i, n\) with 0 <= i < n; found \(2, 2\)"),
-        ({"block": 0}, "block must be 1 or more and blocks 0 or more; found 0, 64"),
-        ({"blocks": -1}, "found 128, -1"),
+        ({"block": 0}, "block must be a whole number, 1 or more, .*; found 0"),
+        ({"blocks": -1}, "blocks must be a whole number, 0 or more; found -1"),
         ({"buckets": 10, "per_sample": 3}, "positive multiple of per_sample"),
-        ({"max_dim": 0}, 'max_dim must be "auto", None or a positive width; found 0'),
+        ({"max_dim": 0}, 'max_dim must be .* 1 or more, or "auto" or None; found 0'),
         ({"max_dim": "wide"}, "found 'wide'"),
         ({"elementwise": True, "gradients": False}, "elementwise=True needs gradients"),
         ({"pool": "max"}, "pool must be one of"),
@@ -88,8 +88,7 @@ def test_batch_sizes_that_can_be(size):
 
 @pytest.mark.parametrize("size", [0, -1, "large", ""])
 def test_batch_sizes_that_cannot_be(size):
-    with pytest.raises(DataError, match='batch_size must be 1 or more, or "auto"; found'):
+    with pytest.raises(DataError, match=r'batch_size must be .* 1 or more, or "auto"; found'):
         check_batch_size(size)
-    if not isinstance(size, str):
-        with pytest.raises(DataError, match='batch_size must be 1 or more, or "auto"; found'):
-            rs.record_arrays(VECTORS, data_id="x", batch_size=size)
+    with pytest.raises(DataError, match=r"batch_size must be .* 1 or more; found"):
+        rs.record_arrays(VECTORS, data_id="x", batch_size=size)

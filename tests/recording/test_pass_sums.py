@@ -124,7 +124,7 @@ def test_inputs_of_varying_size_need_a_pool():
 
 
 def test_a_stream_shard_without_blocks():
-    with pytest.raises(DataError, match="this shard of the stream holds no block"):
+    with pytest.raises(DataError, match="too few for 2 shards"):
         rs.record(mlp(), [VECTORS], shard=(1, 2))
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +15,12 @@ from safetensors.torch import save_file
 
 import resemblance as rs
 from resemblance import _atomic_files as files
-from resemblance.errors import FormatError
+from resemblance.analysis.task_embedding import TaskEmbedding
+from resemblance.errors import DataError, FormatError
 from resemblance.representation import container
 from small import record
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def test_any_damaged_byte_is_noticed(tmp_path, rep):
@@ -49,28 +56,130 @@ def test_foreign_files_are_refused(tmp_path):
         rs.load(tmp_path / "weights.safetensors")
 
 
-@pytest.mark.parametrize("header", ["[]", "{}", "not json", '{"format": "x"}'])
-def test_a_header_that_is_none_is_damage(tmp_path, header):
-    path = tmp_path / "odd.rsm"
-    save_file({"signs": torch.zeros(3)}, path, {"resemblance": header})
-    with pytest.raises(FormatError, match="is damaged: its checksum does not match"):
+def with_header(path, text):
+    """A file with this text for its header, and a checksum that is right in format 2."""
+    metadata = {"resemblance": text, "crc32": f"{zlib.crc32(text.encode()):08x}"}
+    save_file({"signs": torch.zeros(3)}, path, metadata)
+    return path
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["not json", '{"format": 2, "x": NaN}', "[" * 100_000, '{"a":' * 5000 + "1" + "}" * 5000],
+)
+def test_a_header_that_is_not_json_is_damage(tmp_path, text):
+    with pytest.raises(FormatError, match="is damaged: its header is not JSON that can be read"):
+        rs.load(with_header(tmp_path / "odd.rsm", text))
+
+
+@pytest.mark.parametrize("found", ['"1"', "0.2", "1.0", "1e999", "-5", "0", "true", "null", "[2]"])
+def test_a_format_that_is_no_number_of_one_is_damage(tmp_path, found):
+    path = with_header(tmp_path / "odd.rsm", f'{{"format": {found}}}')
+    with pytest.raises(FormatError, match="is damaged: expected a format from 1 to 2, found"):
         rs.load(path)
 
 
+@pytest.mark.parametrize("text", ["[]", "{}", "3"])
+def test_a_header_without_a_format_is_damage(tmp_path, text):
+    with pytest.raises(FormatError, match="expected a format from 1 to 2, found None"):
+        rs.load(with_header(tmp_path / "odd.rsm", text))
+
+
+def table(content):
+    """Where each tensor of a file lies in it."""
+    begin = 8 + int.from_bytes(content[:8], "little")
+    entries = json.loads(content[8:begin])
+    del entries["__metadata__"]
+    return {name: tuple(begin + x for x in e["data_offsets"]) for name, e in entries.items()}
+
+
+def test_another_dtype_of_the_same_bytes_is_noticed(tmp_path, rep):
+    path = rep.save(tmp_path / "net.rsm")
+    content = path.read_bytes()
+    for old, new in ((b'"F32"', b'"I32"'), (b'"I16"', b'"F16"'), (b'"F64"', b'"I64"')):
+        path.write_bytes(content.replace(old, new, 1))
+        with pytest.raises(FormatError, match="is damaged: its checksum does not match"):
+            rs.load(path)
+
+
+def test_another_dtype_is_noticed_in_format_1_whose_checksum_does_not_cover_it(tmp_path):
+    content = (GOLDEN / "a.rsm").read_bytes()
+    path = tmp_path / "old.rsm"
+    for old, new in ((b'"F32"', b'"I32"'), (b'"I16"', b'"F16"'), (b'"F64"', b'"I64"')):
+        path.write_bytes(content.replace(old, new, 1))
+        with pytest.raises(FormatError, match=r"tensor \S+ must be \S+ \[.*\], found"):
+            rs.load(path)
+
+
+def test_damage_in_one_layer_does_not_hinder_reading_another(tmp_path, rep):
+    path = rep.save(tmp_path / "net.rsm")
+    content = bytearray(path.read_bytes())
+    begin, end = table(content)["0.gradients.buckets.triangle"]
+    content[(begin + end) // 2] ^= 1
+    path.write_bytes(content)
+    found = rs.load(path, layers=["act2"])
+    assert found.layers == rep.layers[1:]
+    for layers in (None, ["act1"], [0, 1]):
+        with pytest.raises(FormatError, match="is damaged: its checksum does not match"):
+            rs.load(path, layers=layers)
+
+
+@pytest.mark.parametrize("damage", ["shared", "header"])
+def test_damage_in_what_layers_share_is_noticed_whichever_is_read(tmp_path, rep, damage):
+    path = rep.save(tmp_path / "net.rsm")
+    content = bytearray(path.read_bytes())
+    at = (
+        table(content)["signs"][0] if damage == "shared" else content.index(b"trace_gradients") + 22
+    )
+    content[at] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match="is damaged: its checksum does not match"):
+        rs.load(path, layers=["act2"])
+
+
+@pytest.mark.parametrize("sums", [None, [], {"": "00000000"}, {"0": None}])
+def test_checksums_that_are_none_are_damage(tmp_path, rep, sums):
+    text = json.dumps({"format": 2, "checksums": sums})
+    path = with_header(tmp_path / "odd.rsm", text)
+    with pytest.raises(FormatError, match="is damaged: its checksum does not match"):
+        container.read(path)
+
+
+def test_a_sum_that_is_not_finite_is_not_written(tmp_path, rep):
+    first = dataclasses.replace(rep[0], features=dataclasses.replace(rep[0].features, trace=np.inf))
+    broken = dataclasses.replace(rep, layers=(first, rep[1]))
+    with pytest.raises(DataError, match=r"cannot write .*net.rsm: expected finite numbers, found"):
+        broken.save(tmp_path / "net.rsm")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_embedding_is_no_representation_nor_the_reverse(tmp_path, rep):
+    embedding = TaskEmbedding({"w": torch.ones(3).double()}, 4, None, "task")
+    path = embedding.save(tmp_path / "task.rsm")
+    with pytest.raises(
+        FormatError, match=r"holds a TaskEmbedding; read it with TaskEmbedding.load"
+    ):
+        rs.load(path)
+    with pytest.raises(FormatError, match="holds no TaskEmbedding; expected a file written by"):
+        TaskEmbedding.load(rep.save(tmp_path / "net.rsm"))
+
+
 def test_a_newer_format_is_refused(tmp_path, rep, monkeypatch):
-    monkeypatch.setattr(container, "FORMAT", 2)
+    monkeypatch.setattr(container, "FORMAT", 3)
     path = rep.save(tmp_path / "net.rsm")
     monkeypatch.undo()
     with pytest.raises(
-        FormatError, match=r"has format 2, newer than this version reads .1.; upgrade"
+        FormatError, match=r"has format 3, newer than this version reads .2.; upgrade"
     ):
         rs.load(path)
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("error", "raised"), [(OSError, DataError), (KeyboardInterrupt, KeyboardInterrupt)]
+)
 def test_a_failed_save_leaves_the_old_file_and_nothing_else(
-    tmp_path, rep, monkeypatch, step, error
+    tmp_path, rep, monkeypatch, step, error, raised
 ):
     path = record().save(tmp_path / "net.rsm")
     before = path.read_bytes()
@@ -79,15 +188,15 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(
         raise error("no")
 
     monkeypatch.setattr(files.os, step, fail)
-    with pytest.raises(error, match="no"):
+    with pytest.raises(raised, match="no"):
         rep.save(path)
     monkeypatch.undo()
     assert [p.name for p in tmp_path.iterdir()] == ["net.rsm"]
     assert path.read_bytes() == before
 
 
-def test_saving_into_a_missing_folder_is_the_systems_error(tmp_path, rep):
-    with pytest.raises(FileNotFoundError):
+def test_saving_into_a_missing_folder_says_so(tmp_path, rep):
+    with pytest.raises(DataError, match=r"net\.rsm: its folder does not exist"):
         rep.save(tmp_path / "missing" / "net.rsm")
 
 

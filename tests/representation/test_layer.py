@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -34,17 +33,20 @@ def test_without_buckets_or_blocks():
         no_blocks["act1"].blocks("features")
 
 
-def test_blocks_are_their_triangles_and_diagonals():
-    layer = rs.record(mlp(), VECTORS, elementwise=True, block=8)["act1"]
+def test_blocks_are_symmetric_and_cut_from_the_whole_kernel():
+    layer = rs.record(mlp(), VECTORS, elementwise=True, block=9)["act1"]
     assert layer.kinds == ("features", "gradients", "elementwise")
     for kind in layer.kinds:
-        whole = layer.blocks(kind)
-        triangle, diagonal = layer.triangles(kind)
-        i, j = np.tril_indices(whole.shape[1], -1)
+        (whole,), blocks = layer.blocks(kind, whole=True), layer.blocks(kind)
         assert whole.dtype == torch.float64
+        assert whole.shape == (len(VECTORS), len(VECTORS))
         assert torch.equal(whole, whole.mT)
-        assert torch.equal(whole[:, i, j], triangle)
-        assert torch.equal(whole.diagonal(dim1=1, dim2=2), diagonal)
+        assert blocks.shape == (5, 9, 9)  # 40 samples: four blocks of nine, one of four
+        for b, block in enumerate(blocks):
+            part = whole[9 * b : 9 * b + 9, 9 * b : 9 * b + 9]
+            assert torch.allclose(block[: len(part), : len(part)], part, rtol=1e-12, atol=0)
+            assert not block[len(part) :].any()
+            assert not block[:, len(part) :].any()
 
 
 def test_centred_buckets_are_the_buckets_of_centred_samples():
@@ -70,6 +72,6 @@ def test_kinds_that_were_not_recorded_say_how_to(kind):
     layer = rs.record(mlp(), VECTORS, gradients=False)["act1"]
     assert layer.kinds == ("features",)
     assert layer.products is None
-    for read in (layer.recorded, layer.blocks, layer.buckets, layer.triangles):
+    for read in (layer.recorded, layer.blocks, layer.buckets):
         with pytest.raises(MismatchError, match=f"'act1' holds no {kind}: .*record again with"):
             read(kind)

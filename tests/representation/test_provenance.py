@@ -9,7 +9,7 @@ import torch
 
 import networks
 import resemblance as rs
-from resemblance._model.weight_hash import of_weights
+from resemblance._model.weight_hash import of_all_weights, of_weights
 from resemblance.representation.provenance import DataInfo, Made, ModelInfo
 
 
@@ -39,7 +39,8 @@ def test_the_circumstances_are_those_of_this_moment():
 def test_a_recording_names_its_network_and_samples():
     net, x = networks.seeded(networks.MLP), torch.randn(20, 6)
     rep = rs.record(net, x, name="mine", data_id="noise", shard=(1, 2))
-    assert rep.model == ModelInfo("mine", of_weights(net), sum(p.numel() for p in net.parameters()))
+    parameters = sum(p.numel() for p in net.parameters())
+    assert rep.model == ModelInfo("mine", of_weights(net), parameters, of_all_weights(net))
     assert (rep.data.id, rep.data.total, rep.data.order) == ("noise", 20, "seeded")
     assert rep.data.shards == ((1, 2),)
     assert not rep.complete

@@ -8,6 +8,7 @@ from torch import nn
 import reference_compare as reference
 import resemblance as rs
 from made_up import recorded, related
+from resemblance._seeded_random import shuffled
 from resemblance.errors import MismatchError
 from resemblance.similarity import block_estimates as from_blocks
 
@@ -35,7 +36,9 @@ def test_one_block_of_all_samples_is_exact(name, index, centre):
     expected = EXACT[index](k1, k2, centred=centre)
     # 16-bit correlations are good to 1.5e-5 each
     assert found.scores[0, 0] == pytest.approx(expected, abs=2e-4)
-    assert np.isnan(found.stderr).all()  # one block leaves nothing to leave out
+    assert (found.stderr > 0).all()  # single samples are left out
+    low, high = found.interval()
+    assert ((low <= found.scores) & (found.scores <= high)).all()
 
 
 @pytest.mark.parametrize("index", ["cka", "cka-debiased", "rsa", "nbs", "spectral"])
@@ -85,11 +88,13 @@ def test_a_large_mean_does_not_hurt_centred_scores():
         assert found.stderr[0, 0] < 0.03
 
 
+@pytest.mark.parametrize("options", [{}, {"block": 16, "blocks": 8}], ids=["whole", "blocks"])
 @pytest.mark.parametrize("index", ["cka", "cka-debiased", "rsa", "nbs", "spectral"])
-def test_a_layer_lost_in_round_off_is_called_constant(index):
+def test_a_layer_lost_in_round_off_is_called_constant(index, options):
     rng = np.random.default_rng(0)
-    f = {"flat": 1 + 1e-5 * rng.normal(size=(200, 5)), "alive": rng.normal(size=(200, 5))}
-    a = rs.record_arrays(f, data_id="x", buckets=0, name="net")
+    # vectors are float32, whose steps are 6e-8 beside one
+    f = {"flat": 1 + 1e-7 * rng.normal(size=(200, 5)), "alive": rng.normal(size=(200, 5))}
+    a = rs.record_arrays(f, data_id="x", buckets=0, name="net", **options)
     with pytest.warns(rs.errors.ResemblanceWarning, match="layer 'flat' of 'net' is constant") as w:
         found = rs.compare(a, a, kernel="features", index=index, centre=True, estimator="blocks")
     assert len(w) == 1
@@ -98,9 +103,47 @@ def test_a_layer_lost_in_round_off_is_called_constant(index):
     assert found.scores[1, 1] == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.parametrize("options", [{}, {"block": 16, "blocks": 3}], ids=["whole", "blocks"])
+@pytest.mark.parametrize("index", ["cka-debiased", "cka"])
+def test_wide_noise_is_not_called_constant(index, options):
+    """In a product of wide noise entries lie far below the diagonal, but rounding further still."""
+    rng = np.random.default_rng(0)
+    f, g = rng.normal(size=(2, 60, 40_000)).astype(np.float32)
+    a = rs.record_arrays(f, g, data_id="x", buckets=0, max_dim=64, **options)
+    found = rs.compare(a, a, kernel="product", index=index, estimator="blocks")
+    assert found.scores[0, 0] == pytest.approx(1, abs=1e-6)
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize("options", [{}, {"block": 16, "blocks": 8}], ids=["whole", "blocks"])
+@pytest.mark.parametrize("kernel", ["product", "sum", "features"])
+def test_a_constant_layer_is_called_so_for_every_kernel(kernel, options):
+    rng = np.random.default_rng(0)
+    same = np.repeat(rng.normal(size=(1, 40)), 150, 0)
+    a = rs.record_arrays(same, 3 * same, data_id="x", buckets=0, **options)
+    with pytest.warns(rs.errors.ResemblanceWarning, match="is constant on these data"):
+        found = rs.compare(a, a, kernel=kernel, centre=True, estimator="blocks")
+    assert np.isnan(found.scores).all()
+
+
+def test_round_off_is_what_packing_leaves():
+    """Of each kernel, the mean square error of its entries; an estimate of it, and never less."""
+    rng = np.random.default_rng(0)
+    f, g = rng.normal(size=(2, 120, 50)) + 0.3
+    a = rs.record_arrays(f, g, data_id="x", buckets=0, block=40, blocks=2)
+    order = shuffled(120, 0)[:40]
+    for kernel in ("features", "product", "sum"):
+        exact = reference.kernel(kernel, f, g)[np.ix_(order, order)]
+        triangle, _ = from_blocks.read(a.layers, kernel, slice(0, 1), 40, "cpu")
+        i, j = np.tril_indices(40, -1)
+        error = np.mean((triangle[0].numpy() - exact[i, j]) ** 2)
+        least = float(from_blocks.round_off(a.layers, kernel, slice(0, 1), 40)[0])
+        assert 1 < least / error < 100
+
+
 def test_blocks_too_small_to_centre_are_refused():
     f, _ = related(0, 40)
-    a = rs.record_arrays(f, data_id="x", block=3, buckets=0)
+    a = rs.record_arrays(f, data_id="x", block=3, blocks=10, buckets=0)
     assert max(a.block_sizes) == 3
     with pytest.raises(MismatchError, match="blocks of at least 4 samples, found at most 3"):
         rs.compare(a, a, kernel="features")
@@ -225,6 +268,9 @@ def test_block_cka_of_trained_networks_is_accurate_and_covered(digits, kernel, c
     found = [rs.compare(a, b, kernel=kernel) for a, b in pairs]
     assert found[0].centre is centre
     error = np.array([c.scores - truth for c in found])
-    stderr = np.array([c.stderr for c in found])
     assert np.abs(error).mean() < 0.005
-    assert (np.abs(error) <= 2 * stderr).mean() >= 0.93
+    ends = [c.interval() for c in found]
+    assert np.mean([(low <= truth) & (truth <= high) for low, high in ends]) >= 0.93
+    # they are of these very samples, and no wider than that
+    stderr = np.array([c.stderr for c in found])
+    assert 0.5 < stderr.mean() / np.sqrt((error**2).mean()) < 2

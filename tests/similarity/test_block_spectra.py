@@ -25,8 +25,9 @@ def test_one_block_gives_the_exact_nbs_and_spectrum(index, centre):
 def test_unpaired_spectra_add_their_variances():
     f, _ = related(0, 200)
     h, _ = related(1, 200)
-    a = rs.record_arrays(f, data_id="x", buckets=0)
-    b, c = (rs.record_arrays(h, data_id=name, buckets=0) for name in ("x", "y"))
+    some = {"buckets": 0, "blocks": 12}  # not all samples, whose kernel would be kept whole
+    a = rs.record_arrays(f, data_id="x", **some)
+    b, c = (rs.record_arrays(h, data_id=name, **some) for name in ("x", "y"))
     together = rs.compare(a, b, kernel="features", index="spectral")
     apart = rs.compare(a, c, kernel="features", index="spectral")
     np.testing.assert_array_equal(together.scores, apart.scores)
@@ -43,7 +44,7 @@ def test_unpaired_spectra_add_their_variances():
 def test_nbs_from_blocks_lies_above_that_of_all_samples():
     f, _ = related(0, 400)
     h, _ = related(1, 400)
-    a, b = (rs.record_arrays(x, data_id="x", buckets=0) for x in (f, h))
+    a, b = (rs.record_arrays(x, data_id="x", buckets=0, blocks=12) for x in (f, h))
     found = rs.compare(a, b, kernel="features", index="nbs")
     whole = reference.nbs(*(reference.centre(x["l0"] @ x["l0"].T) for x in (f, h)))
     assert found.scores[0, 0] > whole

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
 import reference_compare as reference
 import resemblance as rs
 from resemblance.errors import MismatchError, ResemblanceWarning
 from resemblance.similarity import bucket_estimates as from_buckets
+from resemblance.similarity.error_bars import student_t
 
 
 def arrays(seed, n=60, d=5):
@@ -140,11 +142,129 @@ def test_too_few_buckets_give_no_standard_error():
     assert np.isfinite(found.scores).all()
 
 
-def test_the_standard_error_is_of_the_size_of_the_spread_over_sketches():
-    scores, errors = [], []
-    for seed in range(25):
-        a, b = (recorded(i, n=400, seed=seed, buckets=128) for i in (0, 1))
-        found = rs.compare(a, b, kernel="features", estimator="buckets")
+def drawn(kind, n, rng):
+    """Two networks' vectors: samples drawn anew each time, what the networks are stays."""
+    fixed = np.random.default_rng(1)
+    ways = fixed.normal(size=(2, 8, 12))
+    noise = rng.normal(size=(2, n, 12))
+    if kind == "unrelated":
+        return noise
+    if kind == "classes":
+        return 2 * fixed.normal(size=(2, 10, 12))[:, rng.integers(10, size=n)] + noise
+    x = rng.normal(size=(n, 8)) @ ways + noise
+    return {"related": x, "alike": [x[0], x[0] + 0.03 * noise[1]], "identical": x[[0, 0]]}[kind]
+
+
+def spread(kind, index="cka", *, n=600, estimator="buckets", kernel="gradients", seeds=60):
+    """Scores and errors over other samples and other sketches, by uncentred gradients."""
+    scores, errors, df = [], [], []
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        vectors, others = drawn(kind, n, rng), drawn(kind, n, rng)
+        a, b = (
+            rs.record_arrays(f, g, data_id="x", seed=seed, blocks=0, buckets=128)
+            for f, g in zip(others, vectors, strict=True)
+        )
+        found = rs.compare(a, b, kernel=kernel, index=index, estimator=estimator)
         scores.append(found.scores[0, 0])
         errors.append(found.stderr[0, 0])
-    assert 0.4 < np.mean(errors) / np.std(scores) < 2.5
+        df.append(found.df[0, 0])
+    return np.array(scores), np.array(errors), np.array(df)
+
+
+@pytest.mark.parametrize("estimator", ["buckets", "paper"])
+@pytest.mark.parametrize("index", ["cka", "nbs"])
+@pytest.mark.parametrize("kind", ["related", "classes", "alike"])
+def test_the_standard_error_is_the_spread_over_samples_and_sketches(kind, index, estimator):
+    scores, errors, df = spread(kind, index, estimator=estimator)
+    assert 0.7 < errors.mean() / scores.std() < 1.5
+    inside = abs(scores - scores.mean()) <= student_t(0.95, df) * errors
+    assert inside.mean() >= 0.88  # 0.95 less two and a half binomial errors of 60
+
+
+@pytest.mark.parametrize("index", ["cka", "nbs"])
+def test_the_standard_error_of_unrelated_networks_is_at_most_twice_the_spread(index):
+    scores, errors, _ = spread("unrelated", index)
+    assert 0.9 < errors.mean() / scores.std() < 2
+
+
+def test_the_standard_error_of_the_product_of_buckets_is_its_spread():
+    scores, errors, _ = spread("classes", kernel="product")
+    assert 0.7 < errors.mean() / scores.std() < 1.5
+
+
+def test_the_standard_error_of_spectra_is_of_the_size_of_their_spread():
+    scores, errors, _ = spread("related", "spectral", seeds=40)
+    assert 0.7 < errors.mean() / scores.std() < 2
+
+
+@pytest.mark.parametrize("index", ["cka", "nbs", "spectral"])
+def test_near_one_the_standard_error_goes_to_zero(index):
+    scores, errors, _ = spread("identical", index, seeds=3)
+    assert scores.min() > 1 - 1e-9
+    assert errors.max() < 1e-6
+    scores, errors, _ = spread("alike", index, seeds=3)
+    assert errors.max() < 3 * (1 - scores.min()) < 1e-2  # with the distance from one
+
+
+def test_groups_of_buckets_are_left_out_as_if_they_had_not_been_recorded():
+    one, two = (torch.from_numpy(f @ f.T)[None] for f, _ in (arrays(0, 60), arrays(1, 60)))
+    groups = [slice(0, 20), slice(20, 47), slice(47, 60)]
+    for make, exact in ((from_buckets._cka, reference.cka), (from_buckets._spectral, None)):
+        options = (None,) if exact else ()
+        left_out = make(one, two, groups, *options)[1]
+        for found, gone in zip(left_out, groups, strict=True):
+            keep = np.delete(np.arange(60), gone)
+            k1, k2 = (k[0][keep][:, keep].numpy() for k in (one, two))
+            expected = exact(k1, k2, centred=False) if exact else reference.spectral(k1, k2)
+            assert float(found) == pytest.approx(expected, abs=1e-9)
+
+
+def test_nbs_leaves_out_buckets_to_first_order():
+    # of full rank, or round-off under a root would show in the difference
+    one, two = (torch.from_numpy(f @ f.T + np.eye(60))[None] for f, _ in (arrays(0), arrays(1)))
+    weights = torch.ones(60, dtype=torch.float64)
+    weights[:5] -= 1e-4  # a little of five buckets
+    k1, k2 = ((k * weights.sqrt() * weights.sqrt()[:, None])[0].numpy() for k in (one, two))
+    whole, left_out = from_buckets._nbs(one, two, [slice(0, 5), slice(5, 60)])
+    change = (reference.nbs(k1, k2) - float(whole)) / 1e-4
+    # the derivative of a ratio, from what the first group takes of its three parts
+    t1, t2 = (float(k[0].trace()) for k in (one, two))
+    part1, part2 = (float(k[0].diagonal()[:5].sum()) for k in (one, two))
+    kept = float(left_out[0]) * ((1 - part1 / t1) * (1 - part2 / t2)) ** 0.5
+    expected = (kept - float(whole)) + float(whole) * (part1 / t1 + part2 / t2) / 2
+    assert change == pytest.approx(expected, rel=1e-2)
+
+
+@pytest.mark.parametrize(("index", "most"), [("nbs", 0.5), ("spectral", 0.3)])
+def test_indices_that_are_no_sums_over_pairs_lie_above_those_of_all_samples_and_say_so(index, most):
+    # one network has many directions alike, the other few that matter
+    rng = np.random.default_rng(0)
+    flat, steep = rng.normal(size=(2, 1100, 256))
+    steep *= np.arange(1, 257) ** -0.5
+    exact = getattr(reference, index)(flat @ flat.T, steep @ steep.T)
+    reps = [rs.record_arrays(x, data_id="x", buckets=256) for x in (flat, steep)]
+    options = {"kernel": "features", "index": index, "centre": False}
+    bias = {}
+    for estimator in ("blocks", "buckets"):
+        found = rs.compare(*reps, estimator=estimator, **options)
+        bias[estimator] = found.scores[0, 0] - exact
+        assert any("compare such scores only with each other" in note for note in found.notes)
+    assert 0.05 < bias["buckets"] < bias["blocks"] < most
+
+
+def test_of_many_samples_the_standard_error_is_that_of_the_sketch():
+    """Of the same 1,500 samples, over sketches: about their own score, not about others'."""
+    vectors, others = (drawn("related", 1500, np.random.default_rng(seed)) for seed in (0, 1))
+    exact = reference.cka(*(x @ x.T for x in vectors), centred=False)
+    found = []
+    for seed in range(30):
+        a, b = (
+            rs.record_arrays(f, g, data_id="x", seed=seed, blocks=0, buckets=128)
+            for f, g in zip(others, vectors, strict=True)
+        )
+        found.append(rs.compare(a, b, kernel="gradients", estimator="buckets"))
+    error = np.array([c.scores[0, 0] for c in found]) - exact
+    stderr = np.array([c.stderr[0, 0] for c in found])
+    assert 0.7 < stderr.mean() / np.sqrt((error**2).mean()) < 2
+    assert found[0].mean()[1] == pytest.approx(stderr[0])  # of one layer

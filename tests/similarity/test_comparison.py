@@ -1,7 +1,9 @@
 """Comparison: counterparts of layers, words, frames and files, of scores made up and computed."""
 
 import json
+import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,12 +14,13 @@ import reference_compare as reference
 import resemblance as rs
 from made_up import comparison, recorded
 from resemblance.errors import FormatError, MissingExtra
-from resemblance.similarity.comparison import Comparison
+from resemblance.similarity.comparison import Comparison, mean_over_layers
 
 
 @pytest.fixture(scope="module")
 def computed():
-    return rs.compare(*(recorded(seed, 160, name=f"net{seed}") for seed in (0, 1)))
+    both = (recorded(seed, 160, name=f"net{seed}") for seed in (0, 1))
+    return rs.compare(*both, kernel="sum")
 
 
 @settings(max_examples=30, deadline=None)
@@ -72,9 +75,13 @@ def test_summary_leaves_out_an_unknown_error():
 
 def test_frame_has_a_row_for_each_pair(computed):
     frame = computed.to_frame()
-    assert list(frame.columns) == ["row", "column", "score", "stderr", "chance", "chance_high"]
+    first = ["row", "column", "score", "stderr", "low", "high", "df", "chance", "chance_high"]
+    assert list(frame.columns) == [*first, "n_eff_row", "n_eff_column", "effective_blocks"]
     at = frame[(frame.row == "l0") & (frame.column == "l1")]
     assert at.score.item() == computed.scores[0, 1]
+    assert at.n_eff_row.item() == computed.n_eff[0][0]
+    assert at.n_eff_column.item() == computed.n_eff[1][1]
+    assert (at.low.item(), at.high.item()) == tuple(x[0, 1] for x in computed.interval())
     assert comparison([[0.5]]).to_frame().chance.isna().all()
 
 
@@ -89,11 +96,82 @@ def test_save_and_load_give_the_same_comparison(tmp_path, computed):
         path = found.save(tmp_path / "c.json")
         again = Comparison.load(path)
         for name, value in vars(found).items():
-            if isinstance(value, np.ndarray):
-                np.testing.assert_array_equal(getattr(again, name), value)
+            if isinstance(value, np.ndarray) or name == "n_eff":
+                np.testing.assert_equal(getattr(again, name), value)
             else:
                 assert getattr(again, name) == value
     assert json.loads(path.read_text())["scores"] == [[None, 0.25]]  # strict JSON has no NaN
+
+
+def test_a_file_of_an_older_version_is_read(tmp_path, computed):
+    path = computed.save(tmp_path / "c.json")
+    content = json.loads(path.read_text())
+    for name in ("df", "replicates", "n_eff", "effective_blocks"):
+        del content[name]
+    path.write_text(json.dumps(content))
+    again = Comparison.load(path)
+    np.testing.assert_array_equal(again.scores, computed.scores)
+    assert again.df is again.replicates is again.n_eff is again.effective_blocks is None
+    low, high = again.interval()
+    np.testing.assert_allclose(high - low, 2 * 1.9623 * again.stderr, rtol=1e-4)  # nearly normal
+    value, error = again.mean()
+    assert value == pytest.approx(computed.mean()[0])
+    assert np.isnan(error)
+    assert again.to_frame().n_eff_row.isna().all()
+
+
+# -- intervals and means ---------------------------------------------------------------------------
+
+
+def test_an_interval_is_students_and_stays_in_range():
+    found = comparison([[0.5, 0.01]], stderr=np.array([[0.1, 0.1]]), df=np.array([[4.0, 30.0]]))
+    low, high = found.interval()
+    np.testing.assert_allclose(high, [[0.5 + 0.27764, 0.01 + 0.20423]], atol=1e-4)
+    np.testing.assert_allclose(low, [[0.5 - 0.27764, 0.0]], atol=1e-4)
+    low, high = found.interval(0.5)
+    np.testing.assert_allclose(high - found.scores, [[0.0740697, 0.0682756]], atol=1e-5)
+    below = comparison([[0.01]], index="rsa", stderr=np.array([[0.1]]))
+    assert below.interval()[0][0, 0] < 0
+    with pytest.raises(rs.errors.DataError, match="between 0 and 1; found 95"):
+        found.interval(95)
+
+
+def test_the_mean_over_layers_leaves_out_what_has_no_score():
+    scores = np.array([0.5, np.nan, 0.9])
+    left_out = np.array([[0.45, 0.0, 0.88], [0.5, np.nan, 0.9], [0.55, 0.0, 0.92]])
+    value, error = mean_over_layers(scores, left_out)
+    assert value == pytest.approx(0.7)
+    means = np.array([0.665, 0.7, 0.735])
+    assert error == pytest.approx(np.sqrt(2 / 3 * ((means - 0.7) ** 2).sum()))
+    value, error = mean_over_layers(np.array([np.nan, np.nan]), left_out[:, :2])
+    assert np.isnan(value)
+    assert np.isnan(error)
+    assert np.isnan(mean_over_layers(scores, left_out[:1])[1])
+
+
+def test_the_mean_of_a_table_of_pairs_is_that_of_each():
+    rng = np.random.default_rng(0)
+    scores, left_out = rng.uniform(size=(3, 2, 2)), rng.uniform(size=(5, 3, 2, 2))
+    value, error = mean_over_layers(scores, left_out)
+    for i, j in np.ndindex(2, 2):
+        one = mean_over_layers(scores[:, i, j], left_out[:, :, i, j])
+        assert (value[i, j], error[i, j]) == pytest.approx(tuple(map(float, one)))
+
+
+def test_the_mean_knows_that_layers_see_the_same_samples(computed):
+    value, error = computed.mean()
+    scores, errors, _ = computed.by_layer()
+    assert value == pytest.approx(scores.mean())
+    # layers share a cause: their errors do not cancel as those of strangers would
+    assert np.sqrt((errors**2).sum()) / len(errors) < error <= errors.mean()
+    for i, expected in enumerate(errors):
+        alone = mean_over_layers(scores[i : i + 1], computed.replicates[:, i : i + 1])[1]
+        assert alone == pytest.approx(expected)
+
+
+def test_summary_says_how_many_layers_have_no_score():
+    text = comparison([[0.5, 0.1], [np.nan, np.nan]], columns=("r0", "r1")).summary()
+    assert "Mean over same-named layers 0.500 (1 without a score left out)" in text
 
 
 @pytest.mark.parametrize(
@@ -107,6 +185,14 @@ def test_save_and_load_give_the_same_comparison(tmp_path, computed):
         lambda text: text.replace("0.5", '"much"'),
         lambda text: text.replace('"r0"', '"r0", "r1"'),
         lambda text: text.replace('"rows": [', '"rows": 3, "x": ['),
+        lambda text: text.replace("0.5", "1" + "0" * 400),
+        lambda text: text.replace("0.5", "[" * 5000 + "]" * 5000),
+        lambda text: text.replace('"r0"', "5"),
+        lambda text: text.replace('"r0"', ""),
+        lambda text: text.replace('"comparison": 1', '"comparison": true'),
+        lambda text: re.sub(r'"models": .[^]]*.', '"models": ["a"]', text),
+        lambda text: re.sub(r'"kernel": "[a-z]*"', '"kernel": "nuts"', text),
+        lambda text: re.sub(r'"paired": [a-z]*', '"paired": 1', text),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path, damage):
@@ -119,3 +205,18 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(FormatError, match="not a comparison"):
         Comparison.load(tmp_path / "none.json")
+
+
+def test_what_scores_rest_on_is_said_where_it_is_known():
+    scores = [[0.5, 0.2], [0.1, 0.7]]
+    assert comparison(scores).carried_by() is None
+    sides = (np.array([40.0, 90.4]), np.array([60.0, 1200.0]))
+    found = comparison(scores, columns=("r0", "r1"), n_eff=sides, samples=(2000, 2000))
+    assert found.carried_by() == "Kernels rest on 40 to 90 of 2,000 samples (n_eff)"
+    blocks = np.array([[12.2, 1.0], [1.0, 12.1]])
+    found = replace(found, effective_blocks=blocks)
+    expected = "Kernels rest on 40 to 90 of 2,000 samples (n_eff), scores on 12 blocks"
+    assert found.carried_by() == expected
+    assert f"{found.carried_by()}." in found.summary().splitlines()
+    unknown = (np.full(2, np.nan),) * 2
+    assert replace(found, n_eff=unknown).carried_by() is None

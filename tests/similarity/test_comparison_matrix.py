@@ -19,6 +19,8 @@ def matrix(scores, **changes):
         "index": "cka",
         "centre": True,
         "samples": 10,
+        "averaged": np.ones(scores.shape, int),
+        "n_eff": np.full((len(scores), 1), 10.0),
     }
     return ComparisonMatrix(**{**values, **changes})
 
@@ -61,5 +63,7 @@ def test_to_dict_is_plain():
         "index": "cka",
         "centre": True,
         "samples": 10,
+        "averaged": [[1, 1], [1, 1]],
+        "n_eff": [[10], [10]],
     }
     assert json.loads(json.dumps(content, allow_nan=False)) == content

@@ -1,5 +1,6 @@
 """`compare_all`: the same numbers as `compare`, pair by pair."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,9 @@ import torch
 import resemblance as rs
 from resemblance.errors import DataError, LayerError, MismatchError, ResemblanceWarning
 from resemblance.similarity import many_networks as many
+
+# what `compare` says of so few samples is tested with it
+pytestmark = pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")
 
 
 def recorded(net, *, layers=3, n=330, mean=0.0, **options):
@@ -25,22 +29,115 @@ def recorded(net, *, layers=3, n=330, mean=0.0, **options):
 
 @pytest.fixture(scope="module")
 def zoo():
-    return [recorded(net) for net in range(4)]
+    """Sixteen blocks of 16, which hold 256 of the samples."""
+    return [recorded(net, block=16, blocks=16) for net in range(4)]
 
 
+@pytest.fixture(scope="module")
+def small():
+    """So few samples that their kernels are kept whole."""
+    return [recorded(net, n=70) for net in range(3)]
+
+
+@pytest.mark.parametrize("kept", ["zoo", "small"])
 @pytest.mark.parametrize("index", ["cka", "cka-debiased"])
 @pytest.mark.parametrize("centre", [False, True])
 @pytest.mark.parametrize("kernel", ["features", "gradients", "product", "sum", "elementwise"])
-def test_each_pair_scores_as_compare_has_it(zoo, kernel, centre, index):
+def test_each_pair_is_the_mean_of_compare_over_layers(request, kernel, centre, index, kept):
+    reps = request.getfixturevalue(kept)
     options = {"kernel": kernel, "centre": centre, "index": index}
-    found = rs.compare_all(zoo, **options)
-    assert len(zoo[0].block_sizes) == 16  # all blocks are in
-    for i, a in enumerate(zoo):
-        for j, b in enumerate(zoo):
-            one = rs.compare(a, b, **options)
-            assert found.scores[i, j] == pytest.approx(np.diag(one.scores).mean(), abs=1e-5)
+    found = rs.compare_all(reps, **options)
+    assert found.samples == {"zoo": 256, "small": 70}[kept]  # all that are kept
+    for i, j in ((0, 1), (1, 2), (2, 2)):
+        one = rs.compare(reps[i], reps[j], estimator="blocks", **options)
+        value, error = one.mean()
+        assert found.scores[i, j] == pytest.approx(value, abs=1e-6)  # of float32 products
+        assert found.stderr[i, j] == pytest.approx(error, abs=1e-6)
+        np.testing.assert_allclose(found.n_eff[i], one.n_eff[0], rtol=1e-2)
     np.testing.assert_allclose(np.diag(found.scores), 1, atol=1e-6)
     np.testing.assert_allclose(found.scores, found.scores.T, atol=1e-6)
+    assert (found.averaged == 3).all()
+
+
+def test_scores_are_clipped_one_by_one_before_they_are_averaged():
+    # unrelated layers: about half of their scores fall below zero, where none can lie
+    reps = [
+        rs.record_arrays(
+            {f"l{i}": np.random.default_rng((net, i)).normal(size=(900, 3)) for i in range(8)},
+            data_id="x",
+            buckets=0,
+            block=8,
+            blocks=8,
+        )
+        for net in range(2)
+    ]
+    one = rs.compare(*reps, kernel="features", estimator="blocks")
+    assert (np.diag(one.scores) == 0).any()
+    found = rs.compare_all(reps, kernel="features")
+    assert found.scores[0, 1] == pytest.approx(one.mean()[0], abs=1e-6)
+
+
+def test_a_few_networks_use_all_blocks_and_many_as_many_as_hold_2048_samples(zoo):
+    def enough(networks, sizes):
+        return many._enough([replace(zoo[0], block_sizes=sizes)] * networks)
+
+    assert enough(32, (8,) * 512) == 512
+    assert enough(33, (8,) * 512) == 256
+    assert enough(33, (128,) * 64) == 16
+    assert enough(33, (3000, 3000)) == 1
+    assert enough(33, (8, 8)) == 2
+
+
+def test_small_data_of_many_networks_are_read_as_blocks(small, monkeypatch):
+    monkeypatch.setattr(many, "_FEW", 2)
+    found = rs.compare_all(small)
+    assert found.samples == 70
+    whole = rs.compare(small[0], small[1], estimator="blocks").mean()
+    assert found.scores[0, 1] != pytest.approx(whole[0], abs=1e-6)
+    assert found.scores[0, 1] == pytest.approx(whole[0], abs=4 * found.stderr[0, 1])
+    asked = rs.compare_all(small, blocks=len(small[0].block_sizes))
+    np.testing.assert_array_equal(found.scores, asked.scores)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_two_samples_are_centred_as_compare_has_it(n):
+    reps = [recorded(net, n=n, layers=1) for net in range(2)]
+    expected = rs.compare(*reps, kernel="features", estimator="blocks").scores[0, 0]
+    for blocks in (None, 1):
+        found = rs.compare_all(reps, kernel="features", blocks=blocks)
+        assert found.scores[0, 1] == pytest.approx(expected, abs=1e-5)
+    if n == 2:
+        assert expected == pytest.approx(1)  # two samples have one direction
+
+
+@pytest.mark.parametrize("kernel", ["gradients", "product", "sum"])
+@pytest.mark.parametrize("options", [{}, {"block": 16, "blocks": 16}])
+def test_a_layer_of_zeros_is_named_and_left_out(kernel, options):
+    rng = np.random.default_rng(0)
+    f, g = ({name: rng.normal(size=(300, 4)) for name in ("u", "v")} for _ in range(2))
+    make = {"data_id": "x", "buckets": 0, **options}
+    a = rs.record_arrays(f, g, name="a", **make)
+    b = rs.record_arrays(f, {**g, "v": np.zeros((300, 4))}, name="b", **make)
+    if kernel == "sum":  # what is left is the kernel of features
+        found = rs.compare_all([a, b], kernel=kernel)
+        assert np.isfinite(found.scores).all()
+        assert (found.averaged == 2).all()
+    else:
+        with pytest.warns(ResemblanceWarning, match="layer 'v' of 'b' is constant") as w:
+            found = rs.compare_all([a, b], kernel=kernel)
+        assert len(w) == 1
+        assert found.averaged.tolist() == [[2, 1], [1, 1]]
+        assert found.scores[0, 1] == pytest.approx(1)  # the layer that is left is the same
+    with pytest.warns(ResemblanceWarning) if kernel != "sum" else nullcontext():
+        one = rs.compare(a, b, kernel=kernel, estimator="blocks").mean()
+    assert found.scores[0, 1] == pytest.approx(one[0], abs=1e-6)
+
+
+def test_a_mean_that_drowns_differences_does_not_change_centred_scores():
+    far = [recorded(net, layers=1, mean=300.0, block=16, blocks=16) for net in range(3)]
+    near = [recorded(net, layers=1, block=16, blocks=16) for net in range(3)]
+    found, expected = (rs.compare_all(reps, kernel="features") for reps in (far, near))
+    np.testing.assert_allclose(found.scores, expected.scores, atol=2e-3)
 
 
 def test_how_many_blocks_are_read_at_a_time_does_not_matter(zoo, monkeypatch):
@@ -50,22 +147,22 @@ def test_how_many_blocks_are_read_at_a_time_does_not_matter(zoo, monkeypatch):
         found = rs.compare_all(zoo)
         np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
         np.testing.assert_allclose(found.stderr, expected.stderr, atol=1e-6)
-        assert found.samples == expected.samples == 330
+        assert found.samples == expected.samples == 256
 
 
 def test_standard_errors_at_one_layer_are_those_of_compare(zoo):
     found = rs.compare_all(zoo, layer="l1")
-    one = rs.compare(zoo[0], zoo[2])
+    one = rs.compare(zoo[0], zoo[2], estimator="blocks")
     assert found.stderr[0, 2] == pytest.approx(one.stderr[1, 1], abs=1e-5)
     assert found.layers[0] == ("l1",)
-    assert found.heading == "cka of product at l1, 330 samples"
+    assert found.heading == "cka of product at l1, 256 samples"
     by_position = rs.compare_all(zoo, layer=1)
     np.testing.assert_array_equal(by_position.scores, found.scores)
 
 
 def test_a_block_too_short_to_centre_is_passed_over_wherever_it_stands():
     # as when samples were skipped: the third block lost all but two
-    zoo = [recorded(net) for net in range(2)]
+    zoo = [recorded(net, block=16, blocks=16) for net in range(2)]
     sizes = (*zoo[0].block_sizes[:2], 2, *zoo[0].block_sizes[3:])
     zoo = [replace(rep, block_sizes=sizes) for rep in zoo]
     one = rs.compare(*zoo, kernel="features")
@@ -75,7 +172,7 @@ def test_a_block_too_short_to_centre_is_passed_over_wherever_it_stands():
 
 
 def test_a_large_mean_does_not_hurt_float32():
-    zoo = [recorded(net, mean=20.0) for net in range(3)]
+    zoo = [recorded(net, mean=20.0, block=16, blocks=16) for net in range(3)]
     found = rs.compare_all(zoo, kernel="features", layer=0)
     one = rs.compare(zoo[0], zoo[1], kernel="features")
     assert found.scores[0, 1] == pytest.approx(one.scores[0, 0], abs=1e-4)
@@ -89,11 +186,11 @@ def test_fewer_blocks_estimate_the_same(zoo):
 
 
 def test_networks_of_other_depth_are_matched_by_relative_depth(zoo):
-    found = rs.compare_all([*zoo, recorded(9, layers=5)])
+    found = rs.compare_all([*zoo, recorded(9, layers=5, block=16, blocks=16)])
     assert found.layers[0] == ("l0", "l1", "l2")
     assert found.layers[-1] == ("l0", "l2", "l4")
     assert found.heading.startswith("cka of product at 3 layers")
-    single = rs.compare_all([recorded(8, layers=1), zoo[0]])
+    single = rs.compare_all([recorded(8, layers=1, block=16, blocks=16), zoo[0]])
     assert single.layers == (("l0",), ("l2",))  # a lone layer is matched with the last
 
 
@@ -120,8 +217,9 @@ def test_a_dead_layer_is_named_and_clusters_as_unlike(zoo):
     [
         ({"index": "nbs"}, "index must be cka or cka-debiased for many networks; found 'nbs'"),
         ({"kernel": "transport"}, "transport is not offered for many networks"),
-        ({"kernel": "rbf"}, "kernel must be one of"),
-        ({"blocks": 0}, "blocks must be at least 1; found 0"),
+        ({"kernel": "rbf"}, "one of features, gradients, product, sum, elementwise; found 'rbf'"),
+        ({"index": "cca"}, "index must be one of cka, cka-debiased; found 'cca'"),
+        ({"blocks": 0}, "blocks must be a whole number, 1 or more; found 0"),
     ],
 )
 def test_what_is_not_offered_is_refused(zoo, options, message):

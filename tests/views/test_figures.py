@@ -4,8 +4,11 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from made_up import comparison
+from resemblance.errors import DataError
+from resemblance.similarity.clustering import average_linkage, leaf_order
 from resemblance.views import figures as plot
 
 
@@ -97,3 +100,58 @@ def test_the_dendrogram_joins_leaves_at_their_heights():
     assert joint[:, 1].tolist() == [1, 1, 2, 2]  # leaves a and b stand second and third
     assert texts(axes.yaxis) == ["c", "a", "b"]
     np.testing.assert_array_equal(axes.images[0].get_array()[0], [1, 0.2, 0.2])
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def test_a_picture_has_the_format_of_its_ending(tmp_path):
+    starts = {"a.png": b"\x89PNG", "a.PDF": b"%PDF", "a.svg": b"<?xml", "a.jpg": b"\xff\xd8"}
+    for name, start in starts.items():
+        path = plot.picture(tmp_path / name)
+        assert plot.save(plot.figure(1, 1), path) == tmp_path / name
+        assert path.read_bytes().startswith(start)
+
+
+def test_a_picture_without_an_ending_is_a_png(tmp_path):
+    assert plot.picture(tmp_path / "a") == tmp_path / "a.png"
+
+
+def test_a_format_that_matplotlib_does_not_have_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"a\.foo: \.foo is no format.* one of .*, pdf, .*, svg,"):
+        plot.picture(tmp_path / "a.foo")
+
+
+NAMES = ("net$x$", "cost$", r"a\$b", "_hidden", "esc\x1b[31m\n", "net[v2] $\\frac{$")
+
+
+def drawn(figure):
+    """Every text of a figure, as it is drawn; formulas would raise or vanish."""
+    figure.canvas.draw()
+    found = []
+    for text in figure.findobj(Text):
+        shown, formula = text._preprocess_math(text.get_text())
+        assert not formula, shown
+        found.append(shown)
+    return found
+
+
+def test_names_are_drawn_as_they_are():
+    expected = {"net$x$", "cost$", r"a\$b", "_hidden", r"esc\x1b[31m\n", "net[v2] $\\frac{$"}
+    scores = np.eye(len(NAMES))
+    one = comparison(scores, rows=NAMES, columns=NAMES, models=("m$1$", "m$2"))
+    assert expected | {"m$1$", "m$2"} <= set(drawn(one.plot()))
+    links = average_linkage(1 - scores)
+    map_of_models = plot.clustered(scores, NAMES, leaf_order(links), links, "cka at l$1$")
+    assert expected | {"cka at l$1$"} <= set(drawn(map_of_models))
+
+
+def test_a_legend_names_every_network():
+    figure = plot.figure(3, 3)
+    axes = figure.subplots()
+    for name in NAMES:
+        plot.curve(axes, np.ones(2), np.zeros(2), ("l$1$", "l2"), label=name)
+    axes.legend()
+    texts = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert [text.strip() for text in texts] == [plot.literal(name) for name in NAMES]
+    assert {"l$1$", " _hidden"} <= set(drawn(figure))

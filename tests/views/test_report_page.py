@@ -123,8 +123,18 @@ def test_overview_is_the_mean_over_counterpart_layers(
     [overview] = [
         one for one in content["overview"] if (one["kernel"], one["index"]) == ("features", "cka")
     ]
-    mean = compare(reps[0], reps[1], kernel="features").by_layer()[0].mean()
+    found = compare(reps[0], reps[1], kernel="features")
+    mean, error = found.mean()
     assert overview["scores"][0][1] == overview["scores"][1][0] == pytest.approx(mean, abs=1e-5)
+    assert overview["stderr"][0][1] == overview["stderr"][1][0] == pytest.approx(error, abs=1e-5)
+    [entry] = [
+        one
+        for one in content["comparisons"]
+        if (one["a"], one["b"], one["kernel"], one["index"]) == (0, 1, "features", "cka")
+    ]
+    assert entry["mean"] == pytest.approx([mean, error], abs=1e-5)
+    assert entry["carried"] == found.carried_by()
+    assert "samples (n_eff)" in entry["carried"]
     assert sorted(overview["order"]) == [0, 1, 2]
     assert len(overview["links"]) == 2
 
@@ -149,6 +159,7 @@ def test_undefined_scores_survive_packing(
     json.dumps(content, allow_nan=False)
 
 
+@pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")  # of 32 samples
 def test_ten_networks_of_twenty_layers_take_under_two_megabytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +186,13 @@ def test_names_are_escaped_everywhere(page: Path) -> None:
     assert "<!--" not in text
     assert embedded(page)["models"][1]["name"] == NASTY
     assert embedded(page)["models"][0]["layers"] == list(LAYERS)
+
+
+def test_a_name_that_is_no_text_is_written(tmp_path: Path) -> None:
+    name = "net\udc80\x1b"  # a byte of a file name that is not UTF-8, and a control
+    path = report([made(name, seed=1)], tmp_path / "report.html")
+    assert embedded(path)["models"][0]["name"] == name
+    assert "\x1b" not in path.read_text(encoding="utf-8")
 
 
 def test_page_refers_to_nothing_outside(page: Path) -> None:
@@ -410,6 +428,15 @@ def test_a_pair_is_chosen_by_key_by_click_and_by_list(
     assert opened.complaints == []
 
 
+def test_a_pair_shows_its_mean_with_error_and_what_it_rests_on(
+    opened: Opened, reps: list[Representation]
+) -> None:
+    truth = compare(reps[0], reps[1])
+    mean, error = truth.mean()
+    assert f"Mean over layers {mean:.2f} ± {error:.2f}" in opened.tab.inner_text("#card-words")
+    assert f"{truth.carried_by()}." in opened.tab.inner_text("#notes")
+
+
 def test_download_is_read_by_comparison_load(
     opened: Opened, reps: list[Representation], tmp_path: Path
 ) -> None:
@@ -473,3 +500,8 @@ def test_unusual_sets_open_without_complaint(
         assert not one.tab.is_visible("#map")
         assert one.complaints == []
     one.close()
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_compared(tmp_path):
+    with pytest.raises(DataError, match=r"cannot write .*r\.html: its folder does not exist"):
+        report([], tmp_path / "no/r.html")

@@ -25,7 +25,7 @@ IGNORED = -100  # the label that torch's losses leave out
 
 def tree_map(function: Callable[[Any], Any], batch: Any) -> Any:
     """The batch with every tensor, array or list of plain values replaced by function(it)."""
-    if isinstance(batch, Tensor | np.ndarray) or _is_plain_list(batch):
+    if isinstance(batch, Tensor | np.ndarray) or is_plain_list(batch):
         return function(batch)
     if isinstance(batch, Mapping):
         return {key: tree_map(function, value) for key, value in batch.items()}
@@ -39,7 +39,7 @@ def sequence_like(old: Any, values: list[Any]) -> Any:
     return type(old)(*values) if hasattr(old, "_fields") else type(old)(values)
 
 
-def _is_plain_list(batch: Any) -> bool:
+def is_plain_list(batch: Any) -> bool:
     nested: Any = (Tensor, np.ndarray, Mapping, tuple, list)
     sequence = isinstance(batch, tuple | list) and len(batch) > 0
     return sequence and not any(isinstance(value, nested) for value in batch)
@@ -56,8 +56,19 @@ def _has_samples(leaf: Any) -> bool:
 
 
 def _as_tensor(leaf: Any) -> Any:
-    array = isinstance(leaf, np.ndarray)
-    return torch.from_numpy(np.ascontiguousarray(leaf)) if array else leaf
+    """An array of numbers as a tensor, one of strings as a list of them."""
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    if leaf.ndim == 1 and all(isinstance(value, str) for value in leaf[:1]):
+        return leaf.tolist()
+    try:
+        native = leaf.astype(leaf.dtype.newbyteorder("="), copy=False)
+        return torch.from_numpy(np.ascontiguousarray(native))
+    except TypeError as error:
+        raise DataError(
+            f"expected arrays of numbers, found {leaf.dtype} of shape {leaf.shape}; convert them, "
+            'such as with astype("float32")'
+        ) from error
 
 
 def size(batch: Any) -> int:
@@ -98,7 +109,7 @@ def join(batches: list[Any], padding: int | None = None) -> Any:
         return first
     if isinstance(first, Tensor | np.ndarray):
         return _join_tensors([torch.as_tensor(batch) for batch in batches], padding)
-    if _is_plain_list(first):
+    if is_plain_list(first):
         return list(itertools.chain.from_iterable(batches))
     if isinstance(first, Mapping):
         masked = attention_mask(first) is not None
@@ -132,7 +143,7 @@ def inputs_of(batch: Any) -> Any:
     """What the model is called with: the batch without its labels."""
     if isinstance(batch, Mapping):
         return {key: value for key, value in batch.items() if key not in _LABELS}
-    return batch[0] if isinstance(batch, tuple | list) and not _is_plain_list(batch) else batch
+    return batch[0] if isinstance(batch, tuple | list) and not is_plain_list(batch) else batch
 
 
 def run_by_convention(model: nn.Module, batch: Any) -> Any:
@@ -144,7 +155,7 @@ def run_by_convention(model: nn.Module, batch: Any) -> Any:
 def labels_of(batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return next((batch[key] for key in _LABELS if key in batch), None)
-    if isinstance(batch, tuple | list) and len(batch) > 1 and not _is_plain_list(batch):
+    if isinstance(batch, tuple | list) and len(batch) > 1 and not is_plain_list(batch):
         return batch[1]
     return None
 

@@ -8,13 +8,45 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._whole_numbers import is_whole
 from ..errors import DataError
+
+
+def as_labels(given: Any) -> np.ndarray:  # -> (n,)
+    """Labels as an array of numbers or of names, with none missing.
+
+    >>> as_labels(["cat", "dog"]).tolist()
+    ['cat', 'dog']
+    """
+    try:
+        found = given.cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    except ValueError as error:
+        raise DataError("expected one label a sample, found rows of different lengths") from error
+    if found.ndim != 1:
+        raise DataError(
+            f"expected one label a sample, found labels of shape {found.shape}; pass integers or "
+            "names, not one-hot rows"
+        )
+    values = list(given) if isinstance(given, list | tuple) else found.tolist()
+    names = [isinstance(value, str) for value in values]
+    numbers = found.dtype.kind in "biuf" or all(map(is_whole, values))
+    if not (all(names) if any(names) else numbers):
+        kinds = sorted({type(value).__name__ for value in values})
+        raise DataError(
+            f"expected labels that are all numbers or all names, found {', '.join(kinds)}; leave "
+            "out samples without a label"
+        )
+    if found.dtype.kind == "f" and np.isnan(found).any():
+        raise DataError(
+            "expected a class for each sample, found NaN as a label; leave out samples without one"
+        )
+    return found
 
 
 def of_batch(indices: np.ndarray, own: Any, given: np.ndarray | None) -> np.ndarray:  # (n,)
     """The labels of a batch: those given apart, by index, else its own."""
     if given is not None:
-        if given.ndim != 1 or indices.max() >= len(given):
+        if indices.max() >= len(given):
             raise DataError(
                 f"expected one label a sample, found labels of shape {given.shape} and a sample "
                 f"{indices.max()}; pass labels in the order of the data"
@@ -22,11 +54,10 @@ def of_batch(indices: np.ndarray, own: Any, given: np.ndarray | None) -> np.ndar
         return given[indices]
     if own is None:
         raise DataError("found no labels; pass y, or data whose batches are (inputs, labels)")
-    labels = own.cpu().numpy() if isinstance(own, Tensor) else np.asarray(own)
-    if labels.shape != indices.shape:
+    labels = as_labels(own)
+    if len(labels) != len(indices):
         raise DataError(
-            f"expected one label a sample, found labels of shape {labels.shape} for {len(indices)} "
-            "samples; pass integers or names, not one-hot rows"
+            f"expected one label a sample, found {len(labels)} labels for {len(indices)} samples"
         )
     return labels
 

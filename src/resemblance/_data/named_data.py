@@ -5,6 +5,7 @@ Data are `digits`, a folder of images, an .npz file, `hf:NAME-OR-FOLDER` or `FIL
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,11 @@ from .user_files import call_function
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 # Per-channel mean and standard deviation of ImageNet, which published image models expect.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+OWN_CODE = (
+    "{!r} on Hugging Face needs code of its own, and such code is never run; read it, then load it "
+    "yourself in FILE.py:FUNCTION"
+)
 
 
 def load_data(
@@ -73,7 +79,8 @@ class Mapped(Dataset[Any]):
 
 def _image_folder(root: Path, size: int, raw: bool, skip_bad: bool) -> Mapped:
     """Images below a folder, sorted by path; the first folder level is the class."""
-    paths = sorted(p for p in root.rglob("*") if p.suffix.lower() in IMAGES)
+    found = (p for p in root.rglob("*") if p.suffix.lower() in IMAGES)
+    paths = sorted(p for p in found if not p.is_dir())
     if not paths:
         raise DataError(f"no images below {root}; expected files such as {', '.join(IMAGES)}")
     folders = [path.relative_to(root).parts[0] for path in paths]
@@ -89,9 +96,11 @@ def _read_image(
 
     path, label = row
     try:
-        with Image.open(path) as image:
-            return _to_tensor(image, size, raw), label
-    except (OSError, SyntaxError, ValueError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                return _to_tensor(image, size, raw), label
+    except Exception as error:  # a damaged file makes its decoder raise whatever it likes
         if skip_bad:  # not finite, so the pass leaves it out and counts it
             return torch.full((3, size, size), torch.nan), label
         raise DataError(
@@ -111,13 +120,17 @@ def _to_tensor(image: Any, size: int, raw: bool) -> Tensor:  # -> (3, size, size
     return (pixels - torch.tensor(_MEAN)[:, None, None]) / torch.tensor(_STD)[:, None, None]
 
 
-def _arrays(path: Path) -> tuple[Tensor, ...]:
+def _arrays(path: Path) -> tuple[Any, ...]:
     """Inputs and, if there, labels of an .npz: x and y, or xte and yte, or its only array."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            content = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{path} is not a readable .npz file ({first_line(error)})") from error
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+    except Exception as error:  # of zip, zlib or NumPy, as the damage has it
+        raise FormatError(
+            f"{path} is not a readable .npz file ({first_line(error)}); write arrays of numbers "
+            "with numpy.savez"
+        ) from error
+    content = {name: array for name, array in found.items() if isinstance(array, np.ndarray)}
     known = {"x": "y", "xte": "yte", "images": "labels", "xtr": "ytr"}
     key = _first_of([*known, *content] if len(content) == 1 else known, content)
     if key is None:
@@ -125,22 +138,35 @@ def _arrays(path: Path) -> tuple[Tensor, ...]:
             f"{path} holds {', '.join(content) or 'nothing'}; expected x (and y), xte (and yte) or "
             "a single array"
         )
-    x = torch.from_numpy(content[key])
+    if content[key].dtype.kind not in "biufc":
+        raise DataError(f"{path} holds {content[key].dtype} as {key!r}; expected numbers")
+    native = {
+        name: array.astype(array.dtype.newbyteorder("="), copy=False)
+        for name, array in content.items()
+    }
+    x = torch.from_numpy(native[key])
     if x.dtype == torch.uint8:  # images as they are usually stored: (n, height, width, channels)
         x = x.float() / 255
         x = x.permute(0, 3, 1, 2).contiguous() if x.ndim == 4 and x.shape[-1] in (1, 3, 4) else x
     elif x.is_floating_point():
         x = x.float()
     label = known.get(key)
-    return (x, torch.from_numpy(content[label])) if label in content else (x,)
+    if label not in native:
+        return (x,)
+    y = native[label]  # numbers, or names of classes
+    return (x, torch.from_numpy(y) if y.dtype.kind in "biuf" else y)
 
 
 def _hugging_face(name: str, size: int, raw: bool, model: str) -> Any:
     datasets = optional("datasets", "datasets", "text")
-    load = datasets.load_from_disk if Path(name).is_dir() else datasets.load_dataset
     try:
-        table = load(name)
+        if Path(name).is_dir():
+            table = datasets.load_from_disk(name)
+        else:
+            table = datasets.load_dataset(name, trust_remote_code=False)
     except Exception as error:
+        if "trust_remote_code" in str(error) or "scripts" in str(error):
+            raise DataError(OWN_CODE.format(name)) from error
         raise DataError(
             f"no Hugging Face data set at {name!r} ({first_line(error)}); expected a folder "
             "written by save_to_disk, or a name on the hub"
@@ -157,7 +183,16 @@ def _hugging_face(name: str, size: int, raw: bool, model: str) -> Any:
             "with a model hf:NAME that brings its tokeniser; for others use FILE.py:FUNCTION"
         )
     transformers = optional("transformers", "transformers", "text")
-    tokeniser = transformers.AutoTokenizer.from_pretrained(model.removeprefix("hf:"))
+    at = model.removeprefix("hf:")
+    try:
+        tokeniser = transformers.AutoTokenizer.from_pretrained(at, trust_remote_code=False)
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise DataError(OWN_CODE.format(at)) from error
+        raise DataError(
+            f"no tokeniser at {at!r} ({first_line(error)}); save it beside the model, or tokenise "
+            "in FILE.py:FUNCTION"
+        ) from error
     if tokeniser.pad_token is None:
         tokeniser.pad_token = tokeniser.eos_token
     shape = {"padding": True, "truncation": True, "max_length": 128}

@@ -10,23 +10,26 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from .._seeded_random import shuffled
-from ..errors import DataError
-from .batches import join, size, take, tree_map
+from ..errors import DataError, first_line
+from .batches import is_plain_list, join, size, take, tree_map
 
+_BLOCK = 128  # samples in a block, where nothing says otherwise
 _FEWEST_BLOCKS = 16  # a small data set is cut finer, so that a jackknife has blocks to leave out
 _TRIAL = 2  # samples to try the model on
 
 Fetch = Callable[[list[np.ndarray]], Iterator[Any]]  # groups of indices to batches
+BlockSize = int | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,15 @@ class Source:
     ordered: bool  # True when the order is ours, False when it is the stream's
 
 
-def source(data: Any, *, seed: int, block: int, shard: tuple[int, int]) -> Source:
+def source(data: Any, *, seed: int, block: BlockSize, shard: tuple[int, int]) -> Source:
+    if isinstance(data, str | bytes | os.PathLike | nn.Module):
+        raise _unknown(data)
     if _is_arrays(data):
         return _indexed(
             size(data), lambda groups: (take(data, group) for group in groups), seed, block, shard
         )
     if isinstance(data, IterableDataset):
-        data = DataLoader(data, batch_size=block)
+        data = DataLoader(data, batch_size=_BLOCK if block == "auto" else block)
     elif _is_map_style(data):
         data = DataLoader(data)
     if isinstance(data, DataLoader):
@@ -74,17 +79,25 @@ def source(data: Any, *, seed: int, block: int, shard: tuple[int, int]) -> Sourc
         data = _drawing_apart(data)
         data._iterator = None  # of workers that are kept for the caller
     if not isinstance(data, Iterable):
-        raise DataError(
-            "expected a data set, a DataLoader, arrays or an iterable of batches; "
-            f"found {type(data).__name__}"
-        )
+        raise _unknown(data)
     return _stream(data, block, shard)
 
 
+def _unknown(data: Any) -> DataError:
+    what = repr(data) if isinstance(data, str | os.PathLike) else type(data).__name__
+    return DataError(
+        f"expected a data set, a DataLoader, arrays or an iterable of batches; found {what}"
+    )
+
+
 def _is_arrays(data: Any) -> bool:
+    """Whether it is an array or several, perhaps with lists of labels or texts beside them."""
     values = data.values() if isinstance(data, Mapping) else data
     parts = list(values) if isinstance(data, Mapping | tuple) else [data]
-    return bool(parts) and all(isinstance(part, Tensor | np.ndarray) for part in parts)
+    arrays = [isinstance(part, Tensor | np.ndarray) for part in parts]
+    return any(arrays) and all(
+        array or is_plain_list(part) for array, part in zip(arrays, parts, strict=True)
+    )
 
 
 def _is_map_style(data: Any) -> bool:
@@ -105,10 +118,27 @@ def _visits_all(loader: DataLoader[Any]) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class _Collate:
+    """A loader's own way of making a batch of samples, with an error that says what they were."""
+
+    collate: Callable[[Any], Any]
+
+    def __call__(self, samples: Any) -> Any:
+        try:
+            return self.collate(samples)
+        except (RuntimeError, TypeError, ValueError, KeyError) as error:
+            raise DataError(
+                f"samples cannot be put together into a batch ({first_line(error)}); give tensors "
+                "of one shape, such as with a transform, or a DataLoader with its own collate_fn"
+            ) from error
+
+
 def _loading(loader: DataLoader[Any]) -> Fetch:
     plain = ("collate_fn", "pin_memory", "worker_init_fn", "timeout")
     of_workers = ("multiprocessing_context", "prefetch_factor")  # None where there are none
     options = {name: getattr(loader, name) for name in plain + of_workers}
+    options["collate_fn"] = _Collate(loader.collate_fn)
 
     def fetch(groups: list[np.ndarray]) -> Iterator[Any]:
         # A lone group, as for the trial, has no use for more than one worker process.
@@ -116,7 +146,11 @@ def _loading(loader: DataLoader[Any]) -> Fetch:
         # A loader draws its workers' seed, from the global generator if it has none of its own.
         own = {**options, "num_workers": workers, "generator": torch.Generator()}
         wanted = [group.tolist() for group in groups]
-        return iter(DataLoader(loader.dataset, batch_sampler=wanted, **own))
+        try:
+            yield from DataLoader(loader.dataset, batch_sampler=wanted, **own)
+        except DataError as error:  # from a worker process with its traceback in the message
+            said = str(error).strip().splitlines()[-1]
+            raise DataError(said.removeprefix("resemblance.errors.DataError: ")) from error
 
     return fetch
 
@@ -137,27 +171,31 @@ def _drawing_apart(holder: Any) -> Any:
     return apart
 
 
-def block_size(total: int, block: int) -> int:
-    """Samples in a block: at most `block`, in nearly equal blocks, at least sixteen of them.
+def block_size(total: int, block: BlockSize) -> int:
+    """Samples in a block: `block`, or for `"auto"` 128 in nearly equal blocks, sixteen or more.
 
-    >>> block_size(60_000, 128), block_size(640, 128), block_size(20, 128)
+    >>> block_size(60_000, "auto"), block_size(640, "auto"), block_size(20, "auto")
     (128, 40, 10)
+    >>> block_size(640, 128), block_size(20, 128)
+    (128, 20)
     """
-    count = max(-(-total // block), min(_FEWEST_BLOCKS, total // 8), 1)
+    if block != "auto":
+        return min(block, total)
+    count = max(-(-total // _BLOCK), min(_FEWEST_BLOCKS, total // 8), 1)
     return -(-total // count)
 
 
-def _indexed(total: int, fetch: Fetch, seed: int, block: int, shard: tuple[int, int]) -> Source:
+def _indexed(
+    total: int, fetch: Fetch, seed: int, block: BlockSize, shard: tuple[int, int]
+) -> Source:
     if total == 0:
         raise DataError("the data set is empty: expected at least one sample")
     block = block_size(total, block)
     order = shuffled(total, seed)
-    numbers = range(shard[0], -(-total // block), shard[1])
-    if not numbers:
-        raise DataError(
-            f"shard {shard[0]} of {shard[1]} is empty: {total} samples make "
-            f"{-(-total // block)} blocks of {block}; use at most that many shards"
-        )
+    count = -(-total // block)
+    if shard[1] > count:
+        raise _too_many_shards(shard, f"{total} samples", count, block)
+    numbers = range(shard[0], count, shard[1])
     blocks = [Piece(n, order[n * block : (n + 1) * block]) for n in numbers]
 
     def batches(batch_size: int) -> Iterator[Batch]:
@@ -175,6 +213,14 @@ def _indexed(total: int, fetch: Fetch, seed: int, block: int, shard: tuple[int, 
     first = next(fetch([blocks[0].indices[:_TRIAL]]))
     expected = sum(len(piece.indices) for piece in blocks)
     return Source(batches, first, block, total, expected, ordered=True)
+
+
+def _too_many_shards(shard: tuple[int, int], what: str, count: int, block: int) -> DataError:
+    """Some would be empty, and what cannot be recorded is missing for ever when the rest merge."""
+    return DataError(
+        f"shard {shard[0]} of {shard[1]}: {what} make {count} blocks of {block}, too few for "
+        f"{shard[1]} shards; use at most {count}, or a smaller block"
+    )
 
 
 def _runs(items: Iterable[Any], length: int) -> Iterator[list[Any]]:
@@ -199,15 +245,23 @@ def _fitting(run: list[Piece], batch_size: int) -> list[list[Piece]]:
     ]
 
 
-def _stream(stream: Iterable[Any], block: int, shard: tuple[int, int]) -> Source:
+def _stream(stream: Iterable[Any], block: BlockSize, shard: tuple[int, int]) -> Source:
+    block = _BLOCK if block == "auto" else block
     filled = (batch for batch in stream if size(batch))
     head = next(filled, None)
     if head is None:
         raise DataError("the data are empty: expected at least one sample")
 
+    def numbered() -> Iterator[tuple[int, Any]]:
+        count = 0
+        for part in _blocks(itertools.chain([head], filled), block):
+            yield count, part
+            count += 1
+        if shard[1] > count:
+            raise _too_many_shards(shard, "the stream's samples", count, block)
+
     def batches(batch_size: int) -> Iterator[Batch]:
-        blocks = enumerate(_blocks(itertools.chain([head], filled), block))
-        own = itertools.islice(blocks, shard[0], None, shard[1])
+        own = itertools.islice(numbered(), shard[0], None, shard[1])
         for run in _runs(own, max(1, batch_size // block)):
             pieces = [Piece(n, n * block + np.arange(size(part))) for n, part in run]
             samples, start = join([part for _, part in run]), 0

@@ -40,12 +40,31 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
+_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_layer"}
+_PREFIXES = ("base_model.model.", "module.")  # of adapters, and of data parallel networks
+
+
+def bare_name(name: str) -> str:
+    """A module's name as it would be without wrappers around the network or its parts.
+
+    >>> bare_name("base_model.model.h.0.attn.base_layer"), bare_name("module.layer1.0")
+    ('h.0.attn', 'layer1.0')
+    """
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
 def modules_of(model: nn.Module) -> dict[str, nn.Module]:
     """Modules by name; for a compiled one, the module inside, which runs either way."""
     return {plain_name(name): module for name, module in model.named_modules() if name}
 
 
-def trace(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Call], Any]:
+def trace(
+    model: nn.Module,
+    run: Callable[[], Any],
+    look: Callable[[str, Any], None] = lambda name, output: None,  # as each call ends
+) -> tuple[list[Call], Any]:
     """Every module call of a forward pass, in the order in which outputs appear, and its output."""
     calls: list[Call] = []
     started: defaultdict[str, list[int]] = defaultdict(list)
@@ -72,6 +91,7 @@ def trace(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Call], Any]:
                 ended=next(clock),
             )
         )
+        look(calls[-1].name, output)
 
     with contextlib.ExitStack() as hooks, torch.inference_mode(False), torch.no_grad():
         for name, module in modules_of(model).items():

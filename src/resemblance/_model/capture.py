@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..errors import LayerError
 from .call_trace import modules_of
@@ -51,16 +52,18 @@ class Capture:
 
     def __enter__(self) -> Capture:
         modules = modules_of(self.model)
-        with contextlib.ExitStack() as hooks:
+        self._hooks = contextlib.ExitStack()
+        try:
             for name, is_input in {(tap.module, tap.is_input) for tap in self.taps}:
                 module, hook = modules[name], partial(self._called, name, is_input)
+                register: Callable[..., RemovableHandle] = module.register_forward_hook
                 if is_input:
-                    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
-                else:
-                    handle = module.register_forward_hook(hook)
-                hooks.callback(handle.remove)
-            self._hooks = hooks.pop_all()
-        return self
+                    register = partial(module.register_forward_pre_hook, with_kwargs=True)
+                self._hooks.callback(register(hook).remove)
+            return self
+        except BaseException:  # a module that refuses a hook, or Ctrl-C
+            self._hooks.close()
+            raise
 
     def __exit__(self, *_: object) -> None:
         self._hooks.close()

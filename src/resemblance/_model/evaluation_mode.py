@@ -33,6 +33,24 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model if inner is model else unwrap(inner)
 
 
+class RandomState:
+    """Where torch's global generators are, that of a GPU among them."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        generators = [torch.default_generator]
+        if device is not None and device.type == "cuda":
+            generators.append(torch.cuda.default_generators[device.index or 0])
+        self._states = [(generator, generator.get_state()) for generator in generators]
+
+    def moved(self) -> bool:
+        """Whether anything has drawn from them since."""
+        return any(not torch.equal(generator.get_state(), x) for generator, x in self._states)
+
+    def put_back(self) -> None:
+        for generator, state in self._states:
+            generator.set_state(state)
+
+
 @contextlib.contextmanager
 def untouched(model: nn.Module, *, frozen: bool = True) -> Iterator[None]:
     """Evaluation mode, parameters frozen, every module run as written; all undone at the end.

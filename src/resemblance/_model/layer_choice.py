@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -33,7 +33,13 @@ class Tap:
 
 def select(model: nn.Module, layers: str | Sequence[str], calls: Sequence[Call]) -> list[Tap]:
     """Taps in order of execution for `"auto"`, a name, a glob, or a list of them."""
-    asked = [layers] if isinstance(layers, str) else list(layers)
+    asked = (
+        [layers]
+        if isinstance(layers, str | bytes) or not isinstance(layers, Iterable)
+        else list(layers)
+    )
+    if wrong := [name for name in asked if not isinstance(name, str)]:
+        raise LayerError(f'layers must be "auto", a name or a list of names; found {wrong[0]!r}')
     if not asked:
         raise LayerError('no layers were asked for; pass layers="auto" or at least one name')
     patterns: list[str] = []

@@ -10,15 +10,18 @@ predictions (tokens, pixels), its loss is their mean, without padding and ignore
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .._data.batches import IGNORED, attention_mask, labels_of, size
+from .._data.labels import some
 from ..errors import DataError, TargetError
 from .nested_outputs import first_tensor
 from .pooling import called
@@ -42,13 +45,18 @@ class Objective:
                 f'target must be "tempered", "labels" or a function (outputs, batch) -> losses; '
                 f"found {self.target!r}"
             )
-        if self.target == "tempered" and self.beta == 1:
+        if not (self.logits is None or callable(self.logits)):
+            raise TargetError(
+                f"logits must be a function of the model's output; found {self.logits!r}"
+            )
+        number = isinstance(self.beta, numbers.Real) and not isinstance(self.beta, bool)
+        if self.target == "tempered" and number and self.beta == 1:
             raise TargetError(
                 "beta=1 makes every gradient zero, since E_p ∇log p = 0; use beta=0.5, or any "
                 "other value from 0 to below 1"
             )
-        if self.target == "tempered" and not 0 <= self.beta < math.inf:
-            raise TargetError(f"beta must be 0 or more, finite and not 1; found {self.beta}")
+        if self.target == "tempered" and not (number and 0 <= self.beta < math.inf):
+            raise TargetError(f"beta must be 0 or more, finite and not 1; found {self.beta!r}")
 
     @property
     def name(self) -> str:
@@ -83,7 +91,10 @@ class Objective:
             )
 
     def _scores(self, outputs: Any) -> Tensor:  # (n, positions, classes)
-        return _by_position((self.logits or find_logits)(outputs))
+        z = (self.logits or find_logits)(outputs)
+        if not isinstance(z, Tensor):
+            raise TargetError(f"logits= must give a tensor; found {type(z).__name__}")
+        return _by_position(z)
 
 
 def _tempered(z: Tensor, batch: Any, beta: float) -> Tensor:
@@ -148,8 +159,14 @@ def _checked_labels(batch: Any, log_p: Tensor) -> Tensor:  # -> (n, positions)
             'target="labels" needs batches (inputs, labels) or dicts with a "labels" entry; '
             f"found {type(batch).__name__} without"
         )
-    y = torch.as_tensor(y).to(log_p.device)
     n, positions, classes = log_p.shape
+    try:
+        y = torch.as_tensor(y).to(log_p.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"expected integer labels from 0 to {classes - 1}, found {some(np.asarray(y))}; number "
+            "the classes"
+        ) from error
     if y.is_floating_point() or y.numel() != n * positions or len(y) != n:
         raise DataError(
             f"expected one integer label for each of {n} × {positions} predictions, found "

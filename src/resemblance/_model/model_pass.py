@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,16 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from .._data.batches import run_by_convention, size, to_device
-from .._data.sources import Batch, Source, source
+from .._data.sources import Batch, BlockSize, Source, source
 from .._progress_bar import progress as progress_bar
-from ..errors import DataError, TargetError
+from ..errors import DataError, ResemblanceError, ResemblanceWarning, TargetError
 from . import batch_size as batch_sizes
 from .call_trace import Call, trace
 from .capture import Capture
 from .changed_buffers import ChangedBuffers
-from .evaluation_mode import untouched, unwrap
+from .evaluation_mode import RandomState, untouched, unwrap
+from .input_misfit import misfit
 from .layer_choice import Tap
 from .losses import Objective
+from .unsteady_outputs import copied, unsteadiness
 
 RunModel = Callable[[nn.Module, Any], Any]
 
@@ -47,6 +50,8 @@ def runnable(model: nn.Module) -> nn.Module:
     model = unwrap(model)
     if not isinstance(model, nn.Module):
         raise DataError(f"expected a torch.nn.Module, found {type(model).__name__}")
+    if any(weight.is_meta for weight in model.parameters()):
+        raise DataError("the model's weights are on the meta device, not yet loaded; load them")
     if any(weight.is_inference() for weight in [*model.parameters(), *model.buffers()]):
         raise DataError(
             "the model's weights were made inside torch.inference_mode, and autograd cannot use "
@@ -61,7 +66,7 @@ def opened(
     data: Any,
     *,
     seed: int = 0,  # of the order of samples
-    block: int = 128,
+    block: BlockSize = "auto",
     shard: tuple[int, int] = (0, 1),
     call: RunModel | None = None,
     frozen: bool = True,  # False where no gradient is taken
@@ -74,17 +79,30 @@ def opened(
     model = runnable(model)
     weights = itertools.chain(model.parameters(), model.buffers())
     device = next((weight.device for weight in weights), None)
+    if not (call is None or callable(call)):
+        raise DataError(f"call must be a function (model, batch) -> outputs; found {call!r}")
     run = call or run_by_convention
     with untouched(model, frozen=frozen):
         samples = source(data, seed=seed, block=block, shard=shard)
         first = to_device(samples.first, device)
-        changed = ChangedBuffers(model)
+        changed, random_state = ChangedBuffers(model), RandomState(device)
+        again, unsteady = copied(first), None
         try:
-            with changed:
-                calls, outputs = trace(model, lambda: run(model, first))
+            try:
+                with changed:
+                    calls, outputs = trace(model, lambda: run(model, first))
+                unsteady = unsteadiness(model, run, again, outputs, random_state)
+            except (ResemblanceError, torch.OutOfMemoryError, MemoryError):
+                raise
+            except Exception as error:
+                raise misfit(model, first, error) from error
+            if unsteady is not None:
+                warnings.warn(str(unsteady), ResemblanceWarning, stacklevel=4)
             yield ModelPass(model, device, samples, first, calls, outputs, run)
         finally:
             changed.put_back()
+            if unsteady is not None and unsteady.random:  # it may have drawn throughout
+                random_state.put_back()
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._data.named_data import OWN_CODE
 from .._data.user_files import call_function
-from ..errors import DataError, FormatError, first_line, nearest, optional
+from ..errors import DataError, FormatError, ResemblanceError, first_line, nearest, optional
 
 
 def load_model(spec: str, *, weights: str | None = None, pretrained: bool = False) -> nn.Module:
@@ -56,16 +57,23 @@ def _timm(name: str, pretrained: bool) -> nn.Module:
 
 
 def _transformers(name: str) -> nn.Module:
+    """A model of the library's own classes: code that comes with a model is never run."""
     transformers = optional("transformers", "transformers", "text")
     try:
-        config = transformers.AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        architecture = (config.architectures or ["AutoModel"])[0]
+        if not hasattr(transformers, architecture):
+            raise DataError(OWN_CODE.format(name))
+        return getattr(transformers, architecture).from_pretrained(name, trust_remote_code=False)
+    except ResemblanceError:
+        raise
+    except Exception as error:  # each library and version has its own
+        if "trust_remote_code" in str(error):
+            raise DataError(OWN_CODE.format(name)) from error
         raise DataError(
             f"no Hugging Face model at {name!r} ({first_line(error)}); expected a folder with "
             "config.json, or a name on the hub"
         ) from error
-    architecture = (config.architectures or ["AutoModel"])[0]
-    return getattr(transformers, architecture).from_pretrained(name)
 
 
 def load_weights(model: nn.Module, path: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor
@@ -23,10 +23,16 @@ def first_tensor(output: Any) -> Tensor | None:
     >>> first_tensor((torch.tensor([1, 2]), {"h": torch.tensor([0.5])}))
     tensor([0.5000])
     """
-    if isinstance(output, Tensor):
-        return output if output.is_floating_point() else None
-    found = (first_tensor(value) for value in _children(output))
-    return next((tensor for tensor in found if tensor is not None), None)
+    return next(tensors(output), None)
+
+
+def tensors(output: Any) -> Iterator[Tensor]:
+    """All floating-point tensors in it, in order."""
+    if not isinstance(output, Tensor):
+        for value in _children(output):
+            yield from tensors(value)
+    elif output.is_floating_point():
+        yield output
 
 
 def _children(output: Any) -> Iterable[Any]:

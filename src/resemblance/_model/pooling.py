@@ -38,20 +38,38 @@ def called(function: Callable[..., object]) -> str:
     return f"function {getattr(function, '__qualname__', type(function).__name__)}"
 
 
-def in_memory_order(features: Tensor, gradients: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Channels-last images as (n, ..., channels), so that flattening them copies nothing.
+def channels_of(pool: Pool, features: Tensor) -> int:
+    """The channels of images (n, channels, ...) that are kept whole, which are folded apart; or 1.
 
-    Kernels do not depend on the order of features, as long as gradients share it.
+    >>> channels_of("flatten", torch.zeros(2, 3, 8, 8))
+    3
     """
-    if features.ndim < 4 or features.is_contiguous():
-        return features, gradients
-    return features.movedim(1, -1), None if gradients is None else gradients.movedim(1, -1)
+    return features.shape[1] if pool == "flatten" and features.ndim >= 4 else 1
+
+
+def is_channels_last(features: Tensor) -> bool:
+    """Whether images (n, channels, ...) lie in memory as (n, ..., channels).
+
+    Kernels do not depend on the order of features, so flattening them so needs no copy.
+    """
+    return features.ndim >= 4 and not features.is_contiguous()
 
 
 def apply(pool: Pool, x: Tensor, mask: Tensor | None, *, gradient: bool) -> Tensor:  # -> (n, d)
     """Pool features or, with `gradient`, the gradients that belong to them."""
+    if x.is_complex():
+        raise DataError(
+            f"expected a layer of real numbers, found {x.dtype}; tap another layer, or one that "
+            "follows torch.view_as_real"
+        )
     if callable(pool):
-        return pool(x).flatten(1)
+        found = pool(x)
+        if not isinstance(found, Tensor) or found.ndim < 1 or len(found) != len(x):
+            what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise DataError(
+                f"pool must give a tensor with a row for each of {len(x)} samples; found {what}"
+            )
+        return found.flatten(1) if found.ndim > 1 else found[:, None]
     if pool == "flatten" or x.ndim < 3:
         return x.flatten(1) if x.ndim > 1 else x[:, None]
     if x.ndim > 3:  # an image (n, channels, ...): positions are what follows the channels

@@ -1,15 +1,24 @@
-"""A short hash that tells the same weights from others."""
+"""Short hashes that tell the same weights from others: a quick one of some, and one of all."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .call_trace import plain_name
+from .evaluation_mode import unwrap
 
 _WEIGHTS = 4096  # read of a parameter
+_ON_CPU, _ELSEWHERE = 2**19, 2**25  # bytes mixed at a time: a cache's worth, and a GPU's
+# of SplitMix64, as int64
+_GOLDEN, _FIRST, _SECOND = (
+    x - 2**64 for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
 
 
 def of_weights(model: nn.Module) -> str:
@@ -31,3 +40,84 @@ def of_weights(model: nn.Module) -> str:
 def _some_bytes(weight: Tensor) -> Tensor:  # uint8
     flat = weight.detach().reshape(-1)
     return flat[:: max(1, -(-len(flat) // _WEIGHTS))].contiguous().view(torch.uint8)
+
+
+def of_all_weights(model: nn.Module) -> str:
+    """A digest of names, dtypes, shapes and every byte of the weights, alike on all devices.
+
+    Eight bytes at a time are mixed with their place and added up modulo 2⁶⁴, where they lie. The
+    mixing is a bijection, so that one changed word is always seen; any other change is missed once
+    in 2⁶⁴. Weights without bytes (on the meta device) count by name, dtype and shape.
+    """
+    found = {plain_name(name): weight for name, weight in unwrap(model).state_dict().items()}
+    weights = [part for name in sorted(found) for part in _parts(name, found[name])]
+    digest = hashlib.blake2b(digest_size=8)
+    for name, weight in weights:
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+    sums: dict[torch.device, Tensor | int] = {}
+    place = 0
+    for words in _words(weight for _, weight in weights):
+        sums[words.device] = sums.get(words.device, 0) + _mixed(words, place).sum()
+        place += len(words)
+    total = sum(int(each) for each in sums.values()) % 2**64  # one copy back from each device
+    digest.update(total.to_bytes(8, "little"))
+    return digest.hexdigest()
+
+
+def _parts(name: str, weight: object) -> Iterator[tuple[str, Tensor]]:
+    """A weight, or the tensors inside one that is made of several; nothing for other state."""
+    if not isinstance(weight, Tensor):
+        return
+    if is_traceable_wrapper_subclass(weight):
+        for inner in weight.__tensor_flatten__()[0]:
+            yield from _parts(f"{name}.{inner}", getattr(weight, inner))
+    else:
+        yield name, weight.detach()
+
+
+def _words(weights: Iterable[Tensor]) -> Iterator[Tensor]:  # each (n,), int64
+    """A copy of all bytes in order: many small weights at once, a large one in parts."""
+    waiting: list[Tensor] = []
+    size = 0
+    for piece in (piece for weight in weights for piece in _pieces(weight)):
+        full = size + len(piece) > _at_once(piece)
+        if waiting and (full or piece.device != waiting[0].device):
+            yield torch.cat(waiting).view(torch.int64)
+            waiting, size = [], 0
+        waiting.append(piece)
+        size += len(piece)
+    if waiting:
+        yield torch.cat(waiting).view(torch.int64)
+
+
+def _pieces(weight: Tensor) -> Iterator[Tensor]:  # each (n,), uint8
+    """The bytes of a weight, in whole words of eight: zeros fill the last."""
+    if weight.is_meta:
+        return
+    if weight.is_quantized:
+        weight = weight.dequantize()
+    if weight.layout != torch.strided:
+        weight = weight.to_dense()
+    weight = weight.as_subclass(Tensor).resolve_conj().resolve_neg()
+    rows = weight.flatten() if weight.is_contiguous() else weight
+    each = max(1, rows[:1].numel() * rows.element_size())
+    for some in rows.split(8 * max(1, _at_once(rows) // (8 * each))):
+        raw = some.contiguous().flatten().view(torch.uint8)
+        yield F.pad(raw, (0, -len(raw) % 8)) if len(raw) % 8 else raw
+
+
+def _at_once(x: Tensor) -> int:
+    return _ON_CPU if x.device.type == "cpu" else _ELSEWHERE
+
+
+def _mixed(words: Tensor, place: int) -> Tensor:  # (n,), int64; written over
+    """Each word and its place through the finaliser of SplitMix64."""
+    words += torch.arange(place, place + len(words), device=words.device).mul_(_GOLDEN)
+    words = words.bitwise_xor_(_shifted(words, 30)).mul_(_FIRST)
+    words = words.bitwise_xor_(_shifted(words, 27)).mul_(_SECOND)
+    return words.bitwise_xor_(_shifted(words, 31))
+
+
+def _shifted(words: Tensor, by: int) -> Tensor:
+    """To the right with zeros coming in, where int64 brings in the sign."""
+    return (words >> by).bitwise_and_(2 ** (64 - by) - 1)

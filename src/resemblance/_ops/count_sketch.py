@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from .._seeded_random import BUCKET, SIGN, below, bits
+from .._whole_numbers import checked_seed, whole_number
 from ..errors import DataError
 from .packed_kernels import pack24
 
@@ -39,7 +40,10 @@ class CountSketch:
     per_sample: int = 1
 
     def __post_init__(self) -> None:
-        if self.buckets < 1 or self.per_sample < 1 or self.buckets % self.per_sample:
+        checked_seed(self.seed)
+        for name in ("buckets", "per_sample"):
+            whole_number(name, getattr(self, name), 1)
+        if self.buckets % self.per_sample:
             raise DataError(
                 "buckets must be a positive multiple of per_sample; "
                 f"found buckets={self.buckets}, per_sample={self.per_sample}"
@@ -48,6 +52,8 @@ class CountSketch:
     def assign(self, indices: ArrayLike) -> tuple[Tensor, Tensor]:
         """Buckets (int64) and signs (float32, scaled by 1/√t), each (n, per_sample)."""
         index = np.atleast_1d(np.asarray(indices))
+        if index.size and index.dtype.kind not in "iu":
+            raise DataError(f"sample indices must be whole numbers; found {index.dtype}")
         if index.size and index.min() < 0:
             raise DataError(f"sample indices must not be negative; found {index.min()}")
         rows = self.buckets // self.per_sample

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -15,43 +16,99 @@ from .device_copies import without_waiting
 class Fold:
     """A seeded sketch along features: (n, dim) to (n, width), inner products kept on average.
 
-    Feature j of chunk r = ⌊j / width⌋ goes, with a random sign, to slot (j + shift_r) mod width,
-    where shift_r is a random multiple of eight (of one, if width is not a multiple of eight).
-    Signs alone make `E⟨fold(x), fold(y)⟩ = ⟨x, y⟩`; the random shift of each chunk keeps
-    features that recur at a fixed stride (one channel at every token) from meeting in one slot.
-    The standard error of an inner product is about ‖x‖‖y‖ / √width. Cost: one read of the input.
+    A vector is one row, or an image's `channels` rows, of `length` features each. Every row is cut
+    into chunks of `run` features; a chunk is turned by a random shift along its rows, and its rows
+    among themselves by another, and chunks are added with a random sign for each feature. Signs
+    alone make `E⟨fold(x), fold(y)⟩ = ⟨x, y⟩`; the random shifts keep features that recur at a fixed
+    stride (one channel at every token) from meeting in one slot. The standard error of an inner
+    product is about ‖x‖‖y‖ / √width. Cost: one read of the input.
+
+    Channels are folded apart so that the slot of a feature does not depend on whether an image lies
+    in memory row by row or, with `channels_last`, channels side by side: slots lie alike.
     """
 
-    def __init__(self, dim: int, width: int, seed: int, device: torch.device | None = None) -> None:
-        self.dim, self.width = dim, width
+    def __init__(
+        self,
+        dim: int,
+        width: int,  # at the most
+        seed: int,
+        device: torch.device | None = None,
+        *,
+        channels: int = 1,
+        channels_last: bool = False,
+    ) -> None:
+        self.dim, self._seed = dim, seed
         self._device = device or torch.device("cpu")
-        words = bits(seed, FOLD_SIGN, np.arange(-(-dim // 64)))  # a bit of them a feature
-        self._bits = without_waiting(torch.from_numpy(words.view(np.uint8)), self._device)
-        step = 8 if width % 8 == 0 else 1  # so that a GPU can read eight features at a time
-        shifts = below(bits(seed, FOLD_SHIFT, np.arange(-(-dim // width))), width // step)
-        self.shifts = (step * shifts).tolist() if dim > width else [0]
+        self.rows = channels if channels <= width else 1
+        self.length = dim // self.rows
+        self.run = min(self.length, width // self.rows)
+        self.width = self.rows * self.run
+        self.channels_last = channels_last and self.rows > 1
+        chunks = -(-self.length // self.run)
+        down, along = self._drawn(chunks, self.rows, 2**32), self._drawn(chunks, self.run)
+        self.shifts = list(zip(down, along, strict=True))
+
+    def _drawn(self, chunks: int, size: int, first: int = 0) -> list[int]:
+        """A shift of each chunk below a size: a multiple of eight where that divides the size.
+
+        So a GPU can read eight features at a time.
+        """
+        if chunks == 1:
+            return [0]
+        step = 8 if size % 8 == 0 else 1
+        drawn = below(bits(self._seed, FOLD_SHIFT, first + np.arange(chunks)), size // step)
+        return (step * drawn).tolist()
 
     @functools.cached_property
     def packed(self) -> tuple[Tensor, Tensor]:
-        """Signs (dim,) in int8 and shifts (chunks,) in int32 on the device, for `fused`."""
+        """Signs (dim,) in int8, as vectors lie in memory, and shifts (chunks, 2) in int32."""
+        words = bits(
+            self._seed, FOLD_SIGN, np.arange(-(-self.dim // 64))
+        )  # a bit of them a feature
+        some = without_waiting(torch.from_numpy(words.view(np.uint8)), self._device)
         eight = torch.arange(8, dtype=torch.uint8, device=self._device)
-        negative = (self._bits[:, None] >> eight & 1).flatten()[: self.dim].to(torch.int8)
-        signs = 1 - 2 * negative if self.dim > self.width else torch.ones_like(negative)
-        shifts = torch.tensor(self.shifts, dtype=torch.int32)
-        return signs, without_waiting(shifts, self._device)
+        negative = (some[:, None] >> eight & 1).flatten()[: self.dim].to(torch.int8)
+        signs = 1 - 2 * negative if len(self.shifts) > 1 else torch.ones_like(negative)
+        if self.channels_last:
+            signs = signs.view(self.rows, self.length).T.flatten()
+        return signs, without_waiting(torch.tensor(self.shifts, dtype=torch.int32), self._device)
 
     @functools.cached_property
-    def _signs(self) -> Tensor:
-        return self.packed[0].float()
+    def _signs(self) -> Tensor:  # (rows, length)
+        return self._by_row(self.packed[0].float())
+
+    def _by_row(self, x: Tensor) -> Tensor:  # (..., dim or width) -> (..., rows, length or run)
+        if self.channels_last:
+            return x.unflatten(-1, (-1, self.rows)).mT
+        return x.unflatten(-1, (self.rows, -1))
+
+    def in_order(self, table: Tensor) -> Tensor:  # (..., width)
+        """Slots row by row, of a table in which they lie as in memory."""
+        return self._by_row(table).flatten(-2) if self.channels_last else table
 
     def __call__(self, x: Tensor) -> Tensor:  # (n, dim) -> (n, width)
-        if self.dim <= self.width:
+        if len(self.shifts) == 1:
             return x.float()
-        out = x.new_zeros(len(x), self.width, dtype=torch.float32)
-        for r, shift in enumerate(self.shifts):
-            start, stop = r * self.width, min((r + 1) * self.width, self.dim)
-            turn = min(start + self.width - shift, stop)  # where the chunk wraps around
-            out[:, shift : shift + turn - start].addcmul_(x[:, start:turn], self._signs[start:turn])
-            if turn < stop:
-                out[:, : stop - turn].addcmul_(x[:, turn:stop], self._signs[turn:stop])
-        return out
+        folded = x.new_zeros(len(x), self.width, dtype=torch.float32)
+        out, rows = self._by_row(folded), self._by_row(x)
+        for chunk, (down, along) in enumerate(self.shifts):
+            start = chunk * self.run
+            here = min(self.run, self.length - start)
+            for i, to_i, n in _turned(self.rows, down, self.rows):
+                for j, to_j, m in _turned(here, along, self.run):
+                    part = (slice(i, i + n), slice(start + j, start + j + m))
+                    to = out[:, to_i : to_i + n, to_j : to_j + m]
+                    to.addcmul_(rows[:, part[0], part[1]], self._signs[part])
+        return folded
+
+
+def _turned(count: int, shift: int, size: int) -> Iterator[tuple[int, int, int]]:
+    """Where runs of [0, count) go when turned by a shift in [0, size): from, to, how many.
+
+    >>> list(_turned(5, 2, 6))
+    [(0, 2, 4), (4, 0, 1)]
+    """
+    before = min(count, size - shift)
+    yield 0, shift, before
+    if count > before:
+        yield before, 0, count - before

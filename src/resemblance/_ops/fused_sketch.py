@@ -38,19 +38,22 @@ if triton is not None:
     def _kernel(
         f_ptr, g_ptr,  # (n, d) features and gradients, row-major
         sign_ptr,  # (d,) int8 signs along features
-        shift_ptr,  # (chunks,) int32
+        shift_ptr,  # (chunks, 2) int32
         bucket_ptr, weight_ptr,  # (n, T) int64, float32
         table_f, table_g,  # (M, W) float32
         total_f, total_g,  # (W,) float64
         inner_ptr, norm_f_ptr, norm_g_ptr,  # (n,) float32
-        n, d, width, chunks,
-        T: tl.constexpr, PAIR: tl.constexpr, EIGHTS: tl.constexpr,
+        n, d, rows_of, length, run, chunks,  # an image of rows × length is folded to rows × run
+        T: tl.constexpr, PAIR: tl.constexpr, LAST: tl.constexpr, EIGHTS: tl.constexpr,
         ROWS: tl.constexpr, SLOTS: tl.constexpr,
     ):  # fmt: skip
         rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
         slots = tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
         real = rows < n
+        width = rows_of * run
         inside = slots < width
+        down = slots // rows_of if LAST else slots // run  # of a slot, the place in its run
+        along = slots % rows_of if LAST else slots % run
         start = rows.to(tl.int64)[:, None] * d
         sum_f = tl.zeros((ROWS, SLOTS), tl.float32)
         sum_g = tl.zeros((ROWS, SLOTS), tl.float32)
@@ -58,14 +61,18 @@ if triton is not None:
         norm_f = tl.zeros((ROWS, SLOTS), tl.float32)
         norm_g = tl.zeros((ROWS, SLOTS), tl.float32)
         for chunk in range(chunks):
-            turned = slots
+            row = along if LAST else down
+            place = down if LAST else along
             if T > 0:
-                turned = slots - tl.load(shift_ptr + chunk)
-                turned = tl.where(turned < 0, turned + width, turned)
-            column = chunk * width + turned
-            if EIGHTS:  # shifts and widths are multiples of eight: so are runs of columns
+                row -= tl.load(shift_ptr + 2 * chunk)
+                row = tl.where(row < 0, row + rows_of, row)
+                place -= tl.load(shift_ptr + 2 * chunk + 1)
+                place = tl.where(place < 0, place + run, place)
+            place += chunk * run
+            column = place * rows_of + row if LAST else row * length + place
+            if EIGHTS:  # shifts and sizes are multiples of eight: so are runs of columns
                 column = tl.max_contiguous(tl.multiple_of(column, 8), 8)
-            valid = inside & (column < d)
+            valid = inside & (place < length)
             mask = real[:, None] & valid[None, :]
             f = tl.load(f_ptr + start + column[None, :], mask=mask, other=0.0).to(tl.float32)
             g = f
@@ -79,12 +86,12 @@ if triton is not None:
                 sum_f += f * sign[None, :]
                 if PAIR:
                     sum_g += g * sign[None, :]
-        place = slots[None, :]
+        to = slots[None, :]
         keep = real[:, None] & inside[None, :]
         for t in tl.static_range(T):
             bucket = tl.load(bucket_ptr + rows * T + t, mask=real, other=0)
             weight = tl.load(weight_ptr + rows * T + t, mask=real, other=0.0)
-            at = bucket[:, None] * width + place
+            at = bucket[:, None] * width + to
             tl.atomic_add(table_f + at, sum_f * weight[:, None], mask=keep, sem="relaxed")
             if PAIR:
                 tl.atomic_add(table_g + at, sum_g * weight[:, None], mask=keep, sem="relaxed")
@@ -110,16 +117,19 @@ def sketch(
     """Add a batch to buckets and totals, if any; returns ‖f‖², ‖g‖² and ⟨f, g⟩ of each sample."""
     n, d = features.shape
     norm_f, norm_g, inner = torch.zeros(3, n, device=features.device)
-    width = fold.width if fold is not None else min(d, _READ_AT_ONCE)
-    grid = (-(-width // _SLOTS), -(-n // _ROWS))
+    rows, length, run, last = 1, d, min(d, _READ_AT_ONCE), False
+    if fold is not None:
+        rows, length, run, last = fold.rows, fold.length, fold.run, fold.channels_last
+    grid = (-(-rows * run // _SLOTS), -(-n // _ROWS))
+    eights = rows % 8 == 0 if last else run % 8 == 0 and (rows == 1 or length % 8 == 0)
     h, s = buckets if buckets is not None else (inner, inner)  # not read
     signs, shifts = fold.packed if fold is not None else (inner, inner)
     (table_f, total_f), (table_g, total_g) = (*tables, *tables, *[(inner, inner)] * 2)[:2]
     _kernel[grid](
         features, features if gradients is None else gradients, signs, shifts, h, s,
         table_f, table_g, total_f, total_g, inner, norm_f, norm_g,
-        n, d, width, -(-d // width),
-        T=0 if buckets is None else h.shape[1], PAIR=gradients is not None,
-        EIGHTS=width % 8 == 0, ROWS=_ROWS, SLOTS=_SLOTS, num_warps=_WARPS,
+        n, d, rows, length, run, -(-length // run),
+        T=0 if buckets is None else h.shape[1], PAIR=gradients is not None, LAST=last,
+        EIGHTS=eights, ROWS=_ROWS, SLOTS=_SLOTS, num_warps=_WARPS,
     )  # fmt: skip
     return norm_f, norm_g, inner

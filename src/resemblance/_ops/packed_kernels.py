@@ -89,6 +89,25 @@ def _correlations(kernel: Tensor) -> tuple[Tensor, Tensor]:  # (..., n, n) -> (.
     return triangle.clamp_(-1, 1), diagonal.float()
 
 
+def without_mean(kernel: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Kernels (k, n, n) of vectors with their block's mean m taken off, where it is most of them.
+
+    Returns L with K_ij = L_ij + u_i + u_j, then u = f·m − ½‖m‖² (k, n), zero where m carries no
+    more than half of the trace, and that share of it (k,). `counts` (k,) are the rows in use; the
+    others are zero. Packed, L keeps the differences of samples that a large mean would leave no
+    bits for, and it is a kernel still. What float32 products have lost does not come back.
+    """
+    wide, n = kernel.double(), counts.double()[:, None]
+    rows = wide.sum(-1) / n
+    mean = rows.sum(-1, keepdim=True) / n  # ‖m‖²
+    trace = wide.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) / n
+    share = torch.where(trace > 0, mean / trace, 0.0)
+    used = torch.arange(kernel.shape[-1], device=kernel.device) < n
+    offset = (rows - mean / 2) * (used & (share > 0.5) & (n > 1))
+    taken = (offset[:, :, None] + offset[:, None, :]) * (used[:, :, None] & used[:, None, :])
+    return wide - taken, offset, share[:, 0]
+
+
 def pack16(kernel: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Blocks (..., n, n), n ≤ size, as int16 triangles (..., size·(size-1)/2) and diagonals."""
     triangle, diagonal = _correlations(kernel)

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .._whole_numbers import whole_number
 from ..errors import MismatchError
-from ..representation.representation import Representation
+from ..representation.as_given import Given, recording
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,11 @@ class FisherRao:
         return {name: _distance(a, other.norms[name]) for name, a in self.norms.items()}
 
 
-def fisher_rao(rep: Representation, *, depth: int | None = None) -> FisherRao:
+def fisher_rao(rep: Given, *, depth: int | None = None) -> FisherRao:
     """The Fisher-Rao norm at each layer of a Representation, with standard errors.
 
     Args:
-        rep: recorded with gradients; its target is the ℓ of the formula.
+        rep: recorded with gradients, or the path of its file; its target is the ℓ of the formula.
         depth: L, by default the number of recorded layers. It cancels in distances between
             networks of the same depth.
 
@@ -68,12 +69,13 @@ def fisher_rao(rep: Representation, *, depth: int | None = None) -> FisherRao:
     >>> fisher_rao(rs.record(net, torch.randn(64, 4))).network > 0
     True
     """
+    rep = recording(rep)
     if not rep.settings.gradients:
         raise MismatchError(
             f"the Fisher-Rao norm needs gradients and {rep.name!r} was recorded without; "
             "record it again with gradients=True"
         )
-    depth, n = len(rep) if depth is None else depth, rep.samples
+    depth, n = len(rep) if depth is None else whole_number("depth", depth), rep.samples
     norms, errors = {}, {}
     for layer in rep:
         assert layer.products is not None  # as there are gradients

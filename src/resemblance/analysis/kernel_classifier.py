@@ -9,6 +9,7 @@ accuracy. `KernelClassifier` follows scikit-learn's conventions, without needing
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal
@@ -23,13 +24,15 @@ from .._model import pooling
 from .._model.losses import FindLogits
 from .._model.model_pass import RunModel
 from .._ops.count_sketch import CountSketch
+from .._whole_numbers import whole_number
 from ..errors import DataError, LayerError, MismatchError, ResemblanceError
-from ..representation.representation import Representation
+from ..representation.as_given import Given, recording
 from ..similarity import combinations
 from ..similarity.combinations import Kernel
 from ..similarity.kernels import needs
 from .gathered_samples import Gathered, sketch_targets
 from .kernel_ridge import Problem, kernel
+from .same_network import refuse_other_network
 from .sample_vectors import Pass, Vectors, visit
 
 SKETCHES = ("auto", None, "both")
@@ -120,10 +123,12 @@ class KernelClassifier:
             deprecated(what, "sketch='both'", since="0.2", stacklevel=4)
         elif self.sketch not in SKETCHES:
             raise DataError(f"sketch must be one of {SKETCHES}; found {self.sketch!r}")
-        if self.alpha is not None and not 0 < self.alpha < math.inf:
+        number = isinstance(self.alpha, numbers.Real) and not isinstance(self.alpha, bool)
+        if self.alpha is not None and not (number and 0 < self.alpha < math.inf):
             raise DataError(
                 f"alpha must be a positive number, or None to choose it; found {self.alpha!r}"
             )
+        whole_number("exact_up_to", self.exact_up_to)
         run = (self.pool, self.beta, self.logits, self.call, max_dim, seed, self.batch_size)
         self._how = Pass(needs(self.kernel), *run)
         self._width = 0
@@ -133,9 +138,9 @@ class KernelClassifier:
     def fit(self, data: Any, y: Any = None) -> KernelClassifier:
         """One pass over the data: anything `record` takes, with labels in it or as `y`."""
         self._prepare(self.max_dim, self.seed)
-        given = None if y is None else np.asarray(y)
+        given = None if y is None else labels.as_labels(y)
         most = {"auto": self.exact_up_to, None: math.inf}.get(self.sketch, 0)
-        gathered = Gathered(CountSketch(self.buckets, self.seed), most)
+        gathered = Gathered(CountSketch(self.buckets, int(self.seed)), most)
         names: list[str] = []
         found: list[np.ndarray] = []
 
@@ -161,17 +166,19 @@ class KernelClassifier:
         self.sketch_ = None if gathered.exact else "both"
         return self._fitted(problem, alpha, names[-1], gathered.count)
 
-    def fit_representation(self, rep: Representation, y: Any) -> KernelClassifier:
+    def fit_representation(self, rep: Given, y: Any) -> KernelClassifier:
         """Fit on what `record(..., keep_sums=True)` kept, without another pass over the data.
 
         Targets go to the same buckets as their samples, since the assignment depends on the seed
         and the index alone: `y` are the labels in the order of the data set. Nothing is held
         out to choose α by, so `alpha` must be given.
         """
+        rep = recording(rep)
         s = rep.settings
         self._prepare(s.max_dim, s.seed)
         if self.alpha is None:
             raise DataError("fit_representation has no sample to choose alpha by; pass alpha=")
+        refuse_other_network(self.model, rep)
         layer = rep[self.layer if self.layer is not None else -1]
         sums: Vectors = {}
         for kind in self._how.kinds:
@@ -182,6 +189,11 @@ class KernelClassifier:
                     "keep_sums=True, gradients=True and buckets above 0"
                 )
             sums[kind] = found.buckets.double()
+        if layer.folded and len(layer.shape) > 2 and layer.features.sketch is None:
+            raise MismatchError(
+                f"layer {layer.name!r} was folded by an older version, in another way; record it "
+                "again, or with max_dim=None"
+            )
         here = {"pool": pooling.check(self.pool), "beta": self.beta}
         for what in ("pool", "beta") if "gradients" in sums else ("pool",):
             if here[what] != getattr(s, what):
@@ -189,7 +201,7 @@ class KernelClassifier:
                     f"{what} differs: {getattr(s, what)!r} in the recording, {here[what]!r} here; "
                     "set the classifier's to the recording's"
                 )
-        given = np.asarray(y)
+        given = labels.as_labels(y)
         _refuse_count(given, rep.samples + rep.data.skipped)
         if rep.data.skipped:
             raise MismatchError(
@@ -215,7 +227,7 @@ class KernelClassifier:
     def score(self, data: Any, y: Any = None) -> float:
         """Accuracy; labels are in the data or `y`, and must be among `classes_`."""
         values, own = self._decide(data)
-        true = own if y is None else np.asarray(y)
+        true = own if y is None else labels.as_labels(y)
         if true is None:
             raise DataError("found no labels to score by; pass y, or data of (inputs, labels)")
         _refuse_count(true, len(values))

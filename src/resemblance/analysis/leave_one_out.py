@@ -63,7 +63,7 @@ def leave_one_out(
     {'0': 1.0}
     """
     combinations.check("ridge", kernel)
-    given = None if y is None else np.asarray(y)
+    given = None if y is None else labels.as_labels(y)
     how = Pass(kernels.needs(kernel), pool, beta, logits, None, max_dim, seed, batch_size)
     found: list[np.ndarray] = []
     rows: dict[str, list[Vectors]] = {}

@@ -14,18 +14,31 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from torch import nn
 
 from .._by_content import by_content
+from .._ops import packed_kernels as packing
 from ..errors import DataError, MismatchError, ResemblanceWarning, optional
+from ..representation.as_given import Given, recording
 from ..representation.layer import Layer
 from ..representation.representation import Representation
-from ..similarity import block_estimates, bucket_estimates, combinations, kernels
+from ..similarity import (
+    block_estimates,
+    bucket_estimates,
+    combinations,
+    error_bars,
+    kernels,
+    ratio_estimates,
+    whole_estimates,
+)
 from ..similarity.combinations import Kernel
+from ..similarity.whole_estimates import is_whole
 from .leave_one_out import leave_one_out
+from .same_network import refuse_other_network
 
 if TYPE_CHECKING:
     import pandas
@@ -40,6 +53,10 @@ _EXPONENTS = {  # of the squared norms ‖μ‖², ‖K‖_F² / N⁴ and Tr K /
 }
 # log of the first ratio; ‖μ‖², which is unbiased and may come out below zero
 COLUMNS = (*_EXPONENTS, "log_ratio", "mean_embedding_squared")
+_GROUPS = 64  # of samples whose norms are known, to be left out in turn
+# Of samples that carry a kernel, so few that error bars were found too narrow: where some samples
+# lie outside the blocks, and where none does.
+_FEW, _FEW_INSIDE = 300, 30
 _SCALED = {"mean_embedding": 1, "norm_frobenius": 1, "norm_trace": 1, "mean_embedding_squared": 2}
 
 
@@ -58,6 +75,8 @@ class Adaptation:
     samples: int
     layers: tuple[str, ...]
     columns: Mapping[str, np.ndarray]  # each (layers,)
+    df: Mapping[str, np.ndarray]  # of each standard error, its degrees of freedom
+    n_eff: np.ndarray  # (layers,) samples that carry the kernel, (Σ K_ii)² / Σ K_ii²
 
     def __getitem__(self, column: str) -> np.ndarray:
         if column not in self.columns:
@@ -71,6 +90,15 @@ class Adaptation:
     @property
     def label(self) -> str:
         return f"{self.model} on {self.data}"
+
+    def interval(self, column: str, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+        """Ends of the interval that holds a share `level` of values from such samples.
+
+        By Student's t: where few samples carry a kernel, a standard error is itself uncertain.
+        """
+        value, error = self[column], self[f"{column}_stderr"]
+        far = error_bars.student_t(level, self.df[column]) * error
+        return value - far, value + far
 
     def scaled(self) -> Adaptation:
         """The same with ‖μ‖ and both normalisers times the number of layers, as the paper plots it.
@@ -86,14 +114,17 @@ class Adaptation:
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings; NaN becomes None."""
         out = {**vars(self), "layers": list(self.layers)}
-        for name, values in out.pop("columns").items():
+        degrees = {f"{name}_df": values for name, values in out.pop("df").items()}
+        columns = {**out.pop("columns"), **degrees, "n_eff": out.pop("n_eff")}
+        for name, values in columns.items():
             out[name] = [None if math.isnan(value) else value for value in values.tolist()]
         return out
 
     def to_frame(self) -> pandas.DataFrame:
         """One row a layer, in order of execution."""
         pandas = optional("pandas", "pandas", "frames")
-        return pandas.DataFrame(dict(self.columns), index=pandas.Index(self.layers, name="layer"))
+        columns = {**self.columns, "n_eff": self.n_eff}
+        return pandas.DataFrame(columns, index=pandas.Index(self.layers, name="layer"))
 
     def plot(self, *others: Adaptation, column: str = "mean_embedding") -> Figure:
         """One column over layers, with two standard errors, for this and other (model, data) pairs.
@@ -107,7 +138,7 @@ class Adaptation:
         longest = max((self, *others), key=lambda one: len(one.layers))
         for one in sorted((self, *others), key=lambda one: one is not longest):
             plot.curve(axes, one[column], one[f"{column}_stderr"], one.layers, label=one.label)
-        names = [plot.shorten(name) for name in longest.layers]
+        names = [plot.literal(plot.shorten(name)) for name in longest.layers]
         axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
         axes.set(xlabel="layer", ylabel=column.replace("_", " "))
         axes.legend(frameon=False, fontsize=8)
@@ -115,7 +146,7 @@ class Adaptation:
 
 
 def adaptation(
-    rep: Representation,
+    rep: Given,
     *,
     kernel: Kernel = "product",
     estimator: Literal["blocks", "paper"] = "blocks",
@@ -125,87 +156,194 @@ def adaptation(
     """‖μ‖, ‖K‖_F/N², √Tr K/N and their ratios at each layer, with standard errors.
 
     Args:
-        rep: what `record` made of a network on a data set.
+        rep: what `record` made of a network on a data set, or the path of a file that holds it.
         kernel: features, gradients, product, sum or elementwise.
-        estimator: `"blocks"` is unbiased for ‖μ‖² and ‖K‖_F² of all N samples: off-diagonal entries
-            are averaged as a U-statistic over pairs inside blocks, and Tr K is exact. `"paper"` is
-            what the first code computed, sums over the bucket kernel: ‖μ‖² is then too large by
-            about E‖f‖² E‖g‖² / M, and there is no standard error.
+        estimator: `"blocks"` is unbiased for ‖μ‖² of all N samples, off-diagonal entries being
+            averaged as a U-statistic over pairs inside blocks, and nearly so for ‖K‖_F²; Tr K is
+            exact. Of small data, whose kernel was kept whole, everything is exact. Where samples
+            lie outside the blocks and the norms of all were kept, they say how heavy those are.
+            `"paper"` is what the first code computed, sums over the bucket kernel: ‖μ‖² is then too
+            large by about E‖f‖² E‖g‖² / M, and there is no standard error.
         model, data: the network and labelled data, (inputs, labels) or a data set of such pairs, of
             at most a few thousand samples. They add the column `loo_accuracy`: of kernel ridge on
             the layer's features, leave-one-out in closed form. This costs a pass over the data.
 
     A standard error says how far a value would move with other samples of the same source: the
-    jackknife over blocks for the three squared norms, the delta method for what is made of them.
-    Where ‖μ‖² is estimated below zero (it is then zero within its error), ‖μ‖ and its ratios are
-    NaN and a warning says so; `mean_embedding_squared` always holds the unbiased estimate.
+    jackknife over blocks, or over groups of samples, for the three squared norms, the delta method
+    for what is made of them; `interval` widens it where it is itself uncertain. Where a few samples
+    carry the kernel (`n_eff`) no such error can be trusted, and a warning says so. Where ‖μ‖² is
+    estimated below zero (it is then zero within its error), ‖μ‖ and its ratios are NaN and a
+    warning says so; leaving those out of an average would bias it upwards, so average
+    `mean_embedding_squared`, which always holds the unbiased estimate.
 
     Cost: one read of the blocks. Reference: Tang et al. 2020, arXiv 2003.11498, section 6.3.
 
     >>> import torch, resemblance as rs
-    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-    >>> table = rs.adaptation(rs.record(net, torch.randn(256, 4)))
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Sigmoid(), torch.nn.Linear(8, 3))
+    >>> table = rs.adaptation(rs.record(net, torch.randn(256, 4)), kernel="features")
     >>> bool(table["mean_embedding"][0] > 0)
     True
     """
+    rep = recording(rep)
     combinations.check("adaptation", kernel, estimator=estimator)
     if (model is None) != (data is None):
         raise DataError("loo_accuracy needs both model= and data=(inputs, labels); found one only")
+    if model is not None:
+        refuse_other_network(model, rep)
     squared_norms = _from_blocks if estimator == "blocks" else _from_buckets
     columns: dict[str, list[float]] = {}
+    degrees: dict[str, list[float]] = {}
+    n_eff = []
     for layer in rep:
-        for name, value in _columns(*squared_norms(layer, kernel, rep), layer.name).items():
-            columns.setdefault(name, []).append(value)
+        found = squared_norms(layer, kernel, rep)
+        n_eff.append(found.n_eff)
+        for into, each in zip((columns, degrees), _columns(found, layer.name), strict=True):
+            for name, value in each.items():
+                into.setdefault(name, []).append(value)
     table = {name: np.array(values) for name, values in columns.items()}
     if model is not None:
         table |= _leave_one_out(model, data, rep)
     where = rep.data.id or f"data {rep.data.fingerprint[:6]}"
     layers = tuple(rep.layer_names)
-    return Adaptation(rep.name, where, kernel, estimator, rep.samples, layers, table)
+    df = {name: np.array(values) for name, values in degrees.items()}
+    carried = np.array(n_eff)
+    _warn_if_few(carried, rep)
+    return Adaptation(rep.name, where, kernel, estimator, rep.samples, layers, table, df, carried)
 
 
-def _from_blocks(
-    layer: Layer, kernel: Kernel, rep: Representation
-) -> tuple[np.ndarray, np.ndarray]:  # (3,), (3, 3)
-    """‖μ‖², ‖K‖_F²/N⁴ and Tr K/N² of all N samples, and their covariance by the jackknife."""
+class _Squares(NamedTuple):
+    """‖μ‖², ‖K‖_F²/N⁴ and Tr K/N² of all N samples."""
+
+    values: np.ndarray  # (3,)
+    deviations: list[np.ndarray]  # each (k, 3), whose squares add up to variances
+    n_eff: float
+
+
+def _from_blocks(layer: Layer, kernel: Kernel, rep: Representation) -> _Squares:
     n = rep.samples
     for kind in kernels.needs(kernel):
         layer.packed_blocks(kind)  # or an error that says how to record it
-    rows = [  # samples, pairs, Σd, Σd², Σ_{i≠j}K, Σ_{i≠j}K²
-        (len(d), len(d) * (len(d) - 1), d.sum(), (d**2).sum(), 2 * t.sum(), 2 * (t**2).sum())
-        for t, d in block_estimates.kernel_blocks(layer, kernel, rep.block_sizes)
-    ]
-    sums = np.array(rows, float).reshape(-1, 6)
-    if not sums[:, 1].any():
+    exact = is_whole(layer, kernel)
+    total, others = (_whole_sums if exact else _block_sums)(layer, kernel, rep)
+    if not total[1]:
         raise MismatchError(
             f"no pair of samples shares a block at layer {layer.name!r}; record with blocks above "
             '0 and at least two samples, or use estimator="paper"'
         )
+    held = total[0] / n  # the part of the samples that is in blocks
+    norms = None if held >= 1 else ratio_estimates.norms([layer], kernel)
+    if norms is not None:
+        return _with_norms(total, others, norms[0].numpy(), n)
 
-    def norms(totals: np.ndarray, trace: np.ndarray | float) -> np.ndarray:  # (..., 6) -> (..., 3)
-        samples, pairs, _, d2, k, k2 = np.moveaxis(totals, -1, 0)
-        mean = trace / n + (n - 1) / n * k / pairs
-        frobenius = (d2 / samples + (n - 1) * k2 / pairs) / n**3
-        return np.stack([mean, frobenius, trace / n + np.zeros_like(mean)], -1)
+    def squares(sums: np.ndarray, trace: np.ndarray | float) -> np.ndarray:  # (..., 8) -> (..., 3)
+        samples, pairs, _, d2, k, k2 = np.moveaxis(sums[..., :6], -1, 0)
+        return _squares(k / pairs, k2 / pairs, d2 / samples, trace, n)
 
-    trace = _trace(layer, kernel) / n
-    whole, count = norms(sums.sum(0), trace), len(sums)
-    if count < 2:
-        return whole, np.full((3, 3), np.nan)
-    others = sums.sum(0) - sums
-    left_out = norms(others, others[:, 2] / others[:, 0])
-    moves = left_out - left_out.mean(0)
+    whole = squares(total, _trace(layer, kernel) / n)
+    n_eff = float(total[2] ** 2 / total[3]) if total[3] else math.nan
+    if len(others) < 2 or not others[:, 1].all():
+        return _Squares(whole, [], n_eff)
+    left_out = error_bars.left_out(torch.from_numpy(squares(others, others[:, 2] / others[:, 0])))
     # Tr K sums over every sample, the blocks hold some: what it owes to chance is that much less.
-    moves[:, 2] *= math.sqrt(min(1.0, sums[:, 0].sum() / n))
-    return whole, (count - 1) / count * moves.T @ moves
+    left_out[:, 2] *= math.sqrt(min(1.0, held))
+    return _Squares(whole, [left_out.numpy()], n_eff)
 
 
-def _from_buckets(
+def _squares(
+    off: np.ndarray, off2: np.ndarray, d2: np.ndarray, trace: np.ndarray | float, n: int
+) -> np.ndarray:  # (..., 3)
+    """From means of K_ij and K_ij² over pairs, and of K_ii² and K_ii over samples."""
+    mean = trace / n + (n - 1) / n * off
+    return np.stack([mean, (d2 + (n - 1) * off2) / n**3, trace / n + np.zeros_like(mean)], -1)
+
+
+def _with_norms(
+    total: np.ndarray, others: np.ndarray, diagonal: np.ndarray, n: int
+) -> _Squares:  # (8,), (k, 8), (samples known,)
+    """With K_ij = C_ij √(K_ii K_jj): the mean of C from blocks, K_ii of every sample."""
+
+    def squares(sums: np.ndarray, every: np.ndarray) -> np.ndarray:  # (..., 8), (..., 4)
+        k, k2, weight, weight2 = np.moveaxis(sums[..., 4:], -1, 0)
+        known, root, d, d2 = np.moveaxis(every, -1, 0)
+        pairs = known * (known - 1)
+        off, off2 = k / weight * (root**2 - d) / pairs, k2 / weight2 * (d**2 - d2) / pairs
+        return _squares(off, off2, d2 / known, d / known, n)
+
+    each = np.stack([np.ones_like(diagonal), diagonal**0.5, diagonal, diagonal**2], -1)
+    groups = np.array_split(each, min(_GROUPS, len(each)))
+    every = each.sum(0)
+    n_eff = float(every[2] ** 2 / every[3]) if every[3] else math.nan
+    whole = squares(total, every)
+    if len(others) < 2 or not others[:, 1].all():
+        return _Squares(whole, [], n_eff)
+    left_out = [
+        squares(others, np.broadcast_to(every, (len(others), 4))),
+        squares(np.broadcast_to(total, (len(groups), 8)), every - [x.sum(0) for x in groups]),
+    ]
+    return _Squares(
+        whole, [error_bars.left_out(torch.from_numpy(x)).numpy() for x in left_out], n_eff
+    )
+
+
+def _block_sums(
     layer: Layer, kernel: Kernel, rep: Representation
-) -> tuple[np.ndarray, np.ndarray]:  # (3,), (3, 3)
+) -> tuple[np.ndarray, np.ndarray]:  # (8,), (k, 8)
+    """What blocks hold, and what is left without each: samples, pairs, Σd, Σd² of the diagonal,
+    Σ_{i≠j} of K, of K², and of what norms alone would make of them, √(d_i d_j) and d_i d_j."""
+    rows = []
+    for t, d in block_estimates.kernel_blocks(layer, kernel, rep.block_sizes):
+        s, s2, count = d.sum(), (d**2).sum(), len(d)
+        weights = (d.clamp_min(0).sqrt().sum() ** 2 - s, s**2 - s2)
+        rows.append((count, count * (count - 1), s, s2, 2 * t.sum(), 2 * (t**2).sum(), *weights))
+    sums = np.array(rows, float).reshape(-1, 8)
+    return sums.sum(0), sums.sum(0) - sums
+
+
+def _whole_sums(
+    layer: Layer, kernel: Kernel, rep: Representation
+) -> tuple[np.ndarray, np.ndarray]:  # (8,), (k, 8)
+    """The same of a whole kernel, and without each of some groups of its samples."""
+    n = rep.samples
+    triangle, d = block_estimates.read([layer], kernel, slice(0, 1), n, "cpu", whole=True)
+    k = packing.squares(triangle, torch.zeros_like(d))[0]
+
+    def sums(rows: slice, columns: slice) -> np.ndarray:  # Σ K, Σ K² off the diagonal
+        part = k[rows, columns]
+        return np.array([float(part.sum()), float(part.square().sum())])
+
+    def row(diagonal: torch.Tensor, pairs: np.ndarray) -> tuple[float, ...]:
+        count = len(diagonal)
+        linear = float(diagonal.sum()), float(diagonal.square().sum())
+        return (count, count * (count - 1), *linear, *pairs, math.nan, math.nan)
+
+    every = sums(slice(None), slice(None))
+    others = []
+    for start, stop in whole_estimates.groups(n):
+        gone = slice(start, stop)
+        pairs = every - 2 * sums(gone, slice(None)) + sums(gone, gone)
+        others.append(row(torch.cat([d[0, :start], d[0, stop:]]), pairs))
+    return np.array(row(d[0], every)), np.array(others)
+
+
+def _from_buckets(layer: Layer, kernel: Kernel, rep: Representation) -> _Squares:
     k = bucket_estimates.kernel_matrix(layer, kernel, centre=False, paper=True) / rep.samples**2
     squares = [float(k.sum()), float((k * k).sum()), float(k.trace())]
-    return np.array(squares), np.full((3, 3), np.nan)
+    return _Squares(np.array(squares), [], math.nan)
+
+
+def _warn_if_few(n_eff: np.ndarray, rep: Representation) -> None:
+    """Say where error bars cannot be trusted, as was measured under heavy tails."""
+    few = _FEW if sum(rep.block_sizes) < rep.samples else _FEW_INSIDE
+    at = np.flatnonzero(n_eff < min(few, rep.samples / 10))
+    if len(at):
+        worst = at[n_eff[at].argmin()]
+        warnings.warn(
+            f"few samples carry the kernel at {len(at)} of {len(rep)} layers (about "
+            f"{n_eff[worst]:.0f} of {rep.samples:,} at {rep[int(worst)].name!r}): error bars are "
+            "too narrow to be trusted there; record more samples, or with another beta",
+            ResemblanceWarning,
+            stacklevel=3,
+        )
 
 
 def _trace(layer: Layer, kernel: Kernel) -> float:
@@ -216,29 +354,44 @@ def _trace(layer: Layer, kernel: Kernel) -> float:
     return layer.recorded(*kernels.needs(kernel)).trace
 
 
-def _columns(squares: np.ndarray, covariance: np.ndarray, layer: str) -> dict[str, float]:
-    """Every column's value and standard error, by the delta method."""
-    mean, mean_error = float(squares[0]), math.sqrt(covariance[0, 0])
-    if mean <= 0:
+def _columns(found: _Squares, layer: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Every column's value and standard error, by the delta method, and degrees of freedom."""
+    squares = found.values
+    out: dict[str, float] = {}
+    degrees: dict[str, float] = {}
+
+    def put(name: str, value: float, slope: np.ndarray) -> None:
+        error = df = math.nan
+        if found.deviations:
+            moves = [torch.from_numpy(x @ slope) for x in found.deviations]
+            error, df = (float(x) for x in error_bars.standard_error(moves))
+        out.update({name: value, f"{name}_stderr": error})
+        degrees[name] = df
+
+    for name, exponents in _EXPONENTS.items():
+        e = np.array(exponents)
+        used = e != 0
+        if (squares[used] > 0).all():
+            value = float(np.prod(squares[used] ** e[used]))
+            slope = np.zeros(3)
+            slope[used] = value * e[used] / squares[used]
+            put(name, value, slope)
+        else:
+            put(name, math.nan, np.full(3, math.nan))
+    ratio = out["ratio_frobenius"]
+    slope = np.array(_EXPONENTS["ratio_frobenius"]) / np.where(squares > 0, squares, math.nan)
+    log = math.log(ratio) if ratio > 0 else math.nan  # zero if ‖K‖_F is beyond float64
+    put("log_ratio", log, np.where(slope == 0, 0.0, slope))
+    put("mean_embedding_squared", float(squares[0]), np.array([1.0, 0.0, 0.0]))
+    if squares[0] <= 0:
+        error = out["mean_embedding_squared_stderr"]
         warnings.warn(
-            f"‖μ‖² at layer {layer!r} is estimated at {mean:.3g} ± {mean_error:.3g}"
+            f"‖μ‖² at layer {layer!r} is estimated at {squares[0]:.3g} ± {error:.3g}"
             ", not above zero: ‖μ‖ and its ratios are NaN there; record more samples or blocks",
             ResemblanceWarning,
             stacklevel=3,
         )
-    out: dict[str, float] = {}
-    for name, exponents in _EXPONENTS.items():
-        e = np.array(exponents)
-        used, value, error = e != 0, math.nan, math.nan
-        if (squares[used] > 0).all():
-            value = float(np.prod(squares[used] ** e[used]))
-            slope = value * e[used] / squares[used]
-            variance = float(slope @ covariance[np.ix_(used, used)] @ slope)
-            error = math.sqrt(max(variance, 0.0))  # below zero by round-off, if it is zero
-        out |= {name: value, f"{name}_stderr": error}
-    ratio, error = out["ratio_frobenius"], out["ratio_frobenius_stderr"]
-    out |= {"log_ratio": math.log(ratio), "log_ratio_stderr": error / ratio}
-    return out | {"mean_embedding_squared": mean, "mean_embedding_squared_stderr": mean_error}
+    return out, degrees
 
 
 def _leave_one_out(model: nn.Module, data: Any, rep: Representation) -> dict[str, np.ndarray]:

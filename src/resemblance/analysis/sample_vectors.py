@@ -22,6 +22,7 @@ from .._model.layer_choice import select
 from .._model.losses import FindLogits, Objective
 from .._model.model_pass import RunModel, opened
 from .._ops.feature_fold import Fold
+from .._whole_numbers import checked_seed, whole_number
 from ..errors import DataError, TargetError
 from ..representation.layer import Kind
 
@@ -45,6 +46,12 @@ class Pass:
     max_dim: int | None = None  # wider vectors are folded to this width
     seed: int = 0  # of the order and the fold
     batch_size: int = 128
+
+    def __post_init__(self) -> None:
+        checked_seed(self.seed)
+        whole_number("batch_size", self.batch_size, 1)
+        if self.max_dim is not None:
+            whole_number("max_dim", self.max_dim, 1, also=", or None")
 
 
 def visit(
@@ -75,15 +82,19 @@ class _Handing:
         self.names, self.how, self.visitor = names, how, visitor
         self.flat = set(names)  # layers at which no gradient but zero was seen so far
         self._found: dict[int, Vectors] = {}
-        self._fold = functools.cache(lambda d, device: Fold(d, how.max_dim or d, how.seed, device))
+        self._channels: dict[int, int] = {}  # of layers whose outputs are images, kept whole
+        self._fold = functools.cache(
+            lambda d, channels, device: Fold(
+                d, how.max_dim or d, how.seed, device, channels=channels
+            )
+        )
 
     def begin(self, batch: Batch) -> None:
         self._batch, self._mask = batch, attention_mask(batch.samples)
 
     def consume(self, i: int, features: Tensor, gradients: Tensor | None) -> None:
-        if self.how.pool == "flatten":
-            features, gradients = pooling.in_memory_order(features, gradients)
         both: dict[Kind, Any] = {"features": features, "gradients": gradients}
+        self._channels[i] = pooling.channels_of(self.how.pool, features)
         self._found[i] = {}
         for kind in self.how.kinds:
             x = pooling.apply(self.how.pool, both[kind], self._mask, gradient=kind == "gradients")
@@ -103,5 +114,9 @@ class _Handing:
                     )
             if "gradients" in found and found["gradients"].any():
                 self.flat.discard(name)
-            out[name] = {k: self._fold(x.shape[1], x.device)(x).cpu() for k, x in found.items()}
+            channels = self._channels[i]
+            out[name] = {
+                kind: self._fold(x.shape[1], channels, x.device)(x).cpu()
+                for kind, x in found.items()
+            }
         self.visitor(self._batch.indices, labels_of(self._batch.samples), out)

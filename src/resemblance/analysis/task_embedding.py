@@ -27,8 +27,9 @@ from .._data.batches import inputs_of, tree_map
 from .._model.call_trace import Call, plain_name
 from .._model.losses import FindLogits, find_logits
 from .._model.model_pass import opened, runnable
+from .._whole_numbers import checked_seed, whole_number
 from ..errors import DataError, FormatError, LayerError, MismatchError, TargetError
-from ..representation import container
+from ..representation import container, schema
 
 _EXACT_UP_TO = 16  # classes for which the expectation over labels is taken whole
 _DRAWS = 10  # labels drawn a sample beyond that
@@ -108,8 +109,38 @@ class TaskEmbedding:
             raise FormatError(
                 f"{path} holds no TaskEmbedding; expected a file written by TaskEmbedding.save"
             )
+        try:
+            _check(header, tensors)
+        except FormatError as error:
+            raise FormatError(
+                f"{path} is not a valid TaskEmbedding: {error}; embed the task again"
+            ) from error
         fisher = {name: tensors[str(i)] for i, name in enumerate(header["parameters"])}
         return TaskEmbedding(fisher, **header["task2vec"])
+
+
+_HEADER = {"task2vec": schema.MAPPING, "parameters": schema.list_of(schema.TEXT, 1)}
+_OWN = {"samples": schema.ONE, "draws": schema.or_null(schema.ONE), "name": schema.TEXT}
+
+
+def _check(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """An error that names what a file lacks of being a TaskEmbedding."""
+    schema.check_part("", header, _HEADER)
+    schema.check_part("task2vec", header["task2vec"], _OWN, closed=True)
+    names = header["parameters"]
+    if len(set(names)) < len(names) or set(tensors) != {str(i) for i in range(len(names))}:
+        raise FormatError(
+            f"expected one tensor for each of {len(names)} parameters of different names, found "
+            f"{len(tensors)} for {len(set(names))}"
+        )
+    for i, name in enumerate(names):
+        x = tensors[str(i)]
+        vector = x.ndim == 1 and len(x) > 0 and x.dtype in (torch.float32, torch.float64)
+        if not vector or not bool((x.isfinite() & (x >= 0)).all()):
+            raise FormatError(
+                f"the Fisher information of {name!r} must be a vector of finite numbers from 0 up, "
+                f"found {x.dtype} of shape {list(x.shape)}, or values that are not"
+            )
 
 
 def task2vec(
@@ -145,13 +176,13 @@ def task2vec(
     >>> task2vec(net, torch.randn(8, 4)).vector.shape
     torch.Size([5])
     """
-    if draws not in ("auto", None) and not (isinstance(draws, int) and draws > 0):
-        raise DataError(f'draws must be 1 or more, None or "auto"; found {draws!r}')
+    seed = checked_seed(seed)
+    if draws not in ("auto", None):
+        whole_number("draws", draws, 1, also=', or None or "auto"')
     if chunk is None:
         size = sum(p.numel() for p in runnable(model).parameters())
         chunk = max(1, min(128, _FLOATS // max(1, size)))
-    if chunk < 1:
-        raise DataError(f"chunk must be 1 or more, or None; found {chunk!r}")
+    whole_number("chunk", chunk, 1, also=", or None")
     find = logits or find_logits
     with opened(model, data, block=chunk) as run:
         classes = _classes(find(run.outputs))
@@ -161,7 +192,7 @@ def task2vec(
         weights = _filters(run.model, run.calls, head)
         fixed = {k: v for k, v in run.model.state_dict().items() if k not in weights}
         per_sample = functools.partial(_squares, run.model, fixed, find)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed - 2**64 if seed >= 2**63 else seed)
         totals = {k: torch.zeros(len(w), dtype=torch.float64) for k, w in weights.items()}
         count = 0
         for batch, samples in run.batches(chunk):

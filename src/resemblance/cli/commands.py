@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Optional, cast
 
@@ -17,6 +18,7 @@ from typer import Argument, Option
 
 import resemblance as rs
 
+from .._atomic_files import check_writable
 from ..errors import DataError
 from ..similarity.combinations import ESTIMATORS, INDICES, KERNELS
 from . import tables
@@ -53,7 +55,7 @@ Weights = Annotated[
     Optional[str],  # noqa: UP045
     Option("--weights", help="A .safetensors file or a state dict for the model."),
 ]
-Size = Annotated[int, Option("--size", help="Side of the square that images are cut to.")]
+Size = Annotated[int, Option("--size", min=1, help="Side of the square that images are cut to.")]
 Raw = Annotated[bool, Option("--raw", help="Pixels in [0, 1], not normalised as ImageNet's.")]
 Files = Annotated[list[Path], Argument(help="Files written by `resemblance record`.")]
 Kernel = Annotated[str, Option(help=_one_of(KERNELS))]
@@ -76,7 +78,7 @@ def demo(
     """Train small networks on handwritten digits, compare them, and write a report."""
     from ..demo.story import run
 
-    run(out, say=typer.echo)
+    run(out, say=tables.say)
 
 
 @app.command()
@@ -94,6 +96,7 @@ def layers(
     from .._model.model_pass import opened
     from .._model.named_models import load_model
 
+    tables.check_json(json_file)
     net = load_model(model, weights=weights)
     samples = load_data(data, size=size, raw=raw, model=model)
     with opened(net, samples) as run:
@@ -109,7 +112,7 @@ def layers(
     ]
     if not tables.wrote_json(json_file, rows):
         tables.show_layers(rows)
-        typer.echo(f"{len(rows)} modules run; auto records {len(chosen)}: {', '.join(chosen)}")
+        tables.say(f"{len(rows)} modules run; auto records {len(chosen)}: {', '.join(chosen)}")
 
 
 @app.command()
@@ -131,9 +134,12 @@ def record(
     features_only: Annotated[bool, Option("--features-only", help="No gradients.")] = False,
     seed: Annotated[int, Option(help="Of order and sketch; compare equal seeds.")] = 0,
     buckets: Annotated[int, Option(help="Buckets of the sketch; 0 for none.")] = 512,
-    block: Annotated[int, Option(help="Samples in a block.")] = 128,
+    block: Annotated[
+        Optional[int],  # noqa: UP045
+        Option(help="Samples in a block; default: 128, or fewer of small data."),
+    ] = None,
     blocks: Annotated[int, Option(help="Blocks kept; 0 for none.")] = 64,
-    limit: Annotated[int, Option(help="Use only the first so many samples.")] = 0,
+    limit: Annotated[int, Option(min=0, help="Use only the first so many samples.")] = 0,
     size: Size = 224,
     raw: Raw = False,
     on_bad: Annotated[str, Option(help="raise or skip: NaN, Inf and unreadable images.")] = "raise",
@@ -149,21 +155,27 @@ def record(
 
     from .._data.named_data import load_data
     from .._model.named_models import load_model
+    from .._ops.device_choice import usable
 
+    check_writable(out)
+    tables.check_json(json_file)
     net = load_model(model, weights=weights, pretrained=pretrained)
     samples = load_data(data, size=size, raw=raw, skip_bad=on_bad == "skip", model=model)
     if limit:
         samples = _first(samples, limit)
     options: dict[str, Any] = {"pool": pool, "target": target, "beta": beta, "on_bad": on_bad}
-    options |= {"seed": seed, "buckets": buckets, "block": block, "blocks": blocks}
+    options |= {"seed": seed, "buckets": buckets, "blocks": blocks}
+    options |= {"block": "auto" if block is None else block}
     options |= {"layers": layer or "auto", "gradients": not features_only}
     options |= {"name": name or out.stem, "data_id": data_id or None}
-    net = net.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    net = net.to(usable(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     rep = rs.record(net, samples, **options)
+    address = f"{model} --weights {weights}" if weights else model
+    rep = replace(rep, model=replace(rep.model, address=address))
     rep.save(out)
     if not tables.wrote_json(json_file, tables.about(rep, out)):
         skipped = f" ({rep.data.skipped} skipped)" if rep.data.skipped else ""
-        typer.echo(
+        tables.say(
             f"{out}: {rep.name}, {len(rep)} layers, {rep.samples:,} samples{skipped}, "
             f"{out.stat().st_size / 1e6:.1f} MB"
         )
@@ -187,13 +199,19 @@ def compare(
     ] = None,
 ) -> None:
     """Compare two recorded networks, layer by layer."""
+    from ..views import figures
+
+    tables.check_json(json_file)
+    if png is not None:
+        png = figures.picture(png)
     choices: dict[str, Any] = {"kernel": kernel, "index": index, "estimator": estimator}
     result = rs.compare(rs.load(a), rs.load(b), centre=centre, **choices)
     if png is not None:
-        result.plot().savefig(png, dpi=150)
+        figures.save(result.plot(), png)
     if not tables.wrote_json(json_file, result.to_dict()):
         tables.show_scores(result)
-        typer.echo(result.summary())
+        for line in result.summary().split("\n"):
+            tables.say(line)
 
 
 @app.command()
@@ -204,9 +222,14 @@ def adaptation(
     png: Annotated[Optional[Path], Option(help="Draw the curves over layers.")] = None,  # noqa: UP045
 ) -> None:
     """How much must a network change for the data it was recorded on?"""
+    from ..views import figures
+
+    tables.check_json(json_file)
+    if png is not None:
+        png = figures.picture(png)
     results = [rs.adaptation(rs.load(file), kernel=cast(Any, kernel)) for file in files]
     if png is not None:
-        results[0].plot(*results[1:]).savefig(png, dpi=150)
+        figures.save(results[0].plot(*results[1:]), png)
     contents = [result.to_dict() for result in results]
     if not tables.wrote_json(json_file, contents):
         for content in contents:
@@ -220,14 +243,16 @@ def report(
     title: Annotated[str, Option(help="Of the page.")] = "",
 ) -> None:
     """Write one self-contained page that compares any number of recorded networks."""
+    check_writable(out)
     rs.report([rs.load(file) for file in files], out, title=title or None)
     many = "1 network" if len(files) == 1 else f"{len(files)} networks"
-    typer.echo(f"{out}: {many}, {out.stat().st_size / 1e6:.2f} MB")
+    tables.say(f"{out}: {many}, {out.stat().st_size / 1e6:.2f} MB")
 
 
 @app.command()
 def info(files: Files, json_file: Json = None) -> None:
     """Say what recorded files hold and where it came from."""
+    tables.check_json(json_file)
     found = [tables.about(rs.load(file), file) for file in files]
     if not tables.wrote_json(json_file, found):
         for about in found:

@@ -6,28 +6,34 @@ and exit status 2; `--debug` shows its traceback.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import typer
 
 from ..errors import ResemblanceError, ResemblanceWarning
 from .commands import app
+from .tables import say
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and exit: 2 for a mistake, 130 when interrupted."""
+    """Run the command and exit: 2 for a mistake, 130 when interrupted, 143 when terminated."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     warnings.showwarning = _quiet(warnings.showwarning)
     try:
-        status = app(words, standalone_mode=False)
+        with _orderly_termination():
+            status = app(words, standalone_mode=False)
     except typer.Exit as done:
         status = done.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        typer.echo("interrupted", err=True)
+        say("interrupted", err=True)
         status = 130
     except BrokenPipeError:  # the reader, such as head, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -36,10 +42,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
         usage = getattr(error, "format_message", None)  # an error of the command line's own
         if "--debug" in words or not (usage or isinstance(error, ResemblanceError | OSError)):
             raise
-        text = usage() if usage else str(error)
-        typer.echo(f"error: {' '.join(text.split())}", err=True)
+        text = " ".join(usage().split()) if usage else str(error)
+        say(f"error: {text}", err=True)
         status = 2
     sys.exit(status if isinstance(status, int) else 0)
+
+
+@contextlib.contextmanager
+def _orderly_termination() -> Iterator[None]:
+    """SIGTERM as an exit that cleans up on its way, with the status that shells give it."""
+    status = 128 + signal.SIGTERM
+
+    def terminate(_: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+                # an import may lose an exception or abort on it, and has nothing to clean up
+                os._exit(status)
+            frame = frame.f_back
+        sys.exit(status)
+
+    alone = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # nobody ignores or catches it
+    if not alone or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _quiet(show: Callable[..., None]) -> Callable[..., None]:
@@ -47,7 +77,7 @@ def _quiet(show: Callable[..., None]) -> Callable[..., None]:
 
     def showwarning(message: Any, category: Any, *rest: Any, **more: Any) -> None:
         if issubclass(category, ResemblanceWarning):
-            typer.echo(f"warning: {message}", err=True)
+            say(f"warning: {message}", err=True)
         else:
             show(message, category, *rest, **more)
 

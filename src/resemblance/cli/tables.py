@@ -12,9 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from .._atomic_files import check_writable, write_atomically
+from .._shown_text import shown
+
 if TYPE_CHECKING:
     from ..representation.representation import Representation
     from ..similarity.comparison import Comparison
+
+STANDARD_OUTPUT = ("-", "/dev/stdout")
+
+
+def check_json(file: str | None) -> None:
+    """Refuse a file that could not be written once there is something to write."""
+    if file is not None and file not in STANDARD_OUTPUT:
+        check_writable(file)
 
 
 def wrote_json(file: str | None, content: Any) -> bool:
@@ -22,11 +33,16 @@ def wrote_json(file: str | None, content: Any) -> bool:
     if file is None:
         return False
     text = json.dumps(content, indent=1, default=str)
-    if file == "-":
+    if file in STANDARD_OUTPUT:
         typer.echo(text)
         return True
-    Path(file).write_text(text + "\n")
+    write_atomically(file, f"{text}\n".encode())
     return False
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print one line; what a terminal would obey in it is spelt out."""
+    typer.echo(shown(text), err=err)
 
 
 def show(
@@ -41,15 +57,16 @@ def show(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, show_header=any(columns))
-    table.caption, table.caption_justify = caption, "left"
+    table = Table(title_justify="left", box=box.SIMPLE, show_header=any(columns))
+    table.title, table.caption = (text and shown(text) for text in (title, caption))
+    table.caption_justify = "left"
     for column in columns:
-        numbers = column.isdigit() or column in ("‖μ‖", "±", "log ratio", "width")
+        numbers = column.isdigit() or column in ("‖μ‖", "±", "log ratio", "n_eff", "width")
         table.add_column(column, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(shown, row))
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 100
-    Console(width=width, highlight=False).print(table)
+    Console(width=width, highlight=False, markup=False, emoji=False).print(table)
 
 
 def show_layers(layers: Iterable[Mapping[str, Any]]) -> None:
@@ -73,10 +90,12 @@ def show_scores(found: Comparison) -> None:
 
 
 def show_adaptation(table: Mapping[str, Any]) -> None:
-    """‖μ‖ and the log ratio of each layer, with their standard errors."""
+    """‖μ‖ and the log ratio of each layer, with their errors, and what they rest on."""
     names = ("mean_embedding", "mean_embedding_stderr", "log_ratio", "log_ratio_stderr")
-    rows = zip(table["layers"], *(map(number, table[name]) for name in names), strict=True)
-    show(("layer", "‖μ‖", "±", "log ratio", "±"), rows, title=table["model"])
+    carried = ("" if n is None else f"{n:,.0f}" for n in table["n_eff"])
+    columns = (map(number, table[name]) for name in names)
+    rows = zip(table["layers"], *columns, carried, strict=True)
+    show(("layer", "‖μ‖", "±", "log ratio", "±", "n_eff"), rows, title=table["model"])
 
 
 def show_file(about: Mapping[str, Any]) -> None:
@@ -98,14 +117,19 @@ def about(rep: Representation, path: Path) -> dict[str, Any]:
         "megabytes": round(path.stat().st_size / 1e6, 3),
         "model": rep.name,
         "model fingerprint": rep.model.fingerprint,
+        "all weights": rep.model.weights,
+        "address": rep.model.address,
         "parameters": rep.model.parameters,
         "samples": rep.samples,
         "skipped": data.skipped,
         "data fingerprint": data.fingerprint,
+        "content": data.content,
         "order": data.order,
         "blocks": f"{len(rep.block_sizes)} of {settings.block}",
+        "kernels kept whole": f"{sum(x.features.whole is not None for x in rep)} of {len(rep)}",
         **{k: getattr(settings, k) for k in ("buckets", "seed", "pool", "target", "beta")},
         **asdict(rep.made),
+        "lacks": ", ".join(rep.lacks) or None,
         "layers": [
             {name: getattr(layer, name) for name in ("name", "shape", "dim", "folded", "kinds")}
             for layer in rep

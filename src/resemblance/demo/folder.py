@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from .._atomic_files import check_writable, write_atomically
+from ..errors import DataError
 from .digit_networks import TRAINED_ON, DigitNet, Network
 
 _NETWORKS = '''\
@@ -31,10 +33,20 @@ def unseen() -> Tensor:
 '''
 
 
+def make(out: Path) -> None:
+    """Make the folder, or refuse one in which the demo could not be left."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make the folder {out}: {error.strerror}; name another") from error
+    for name in ("README.md", "networks.py", "report.html"):
+        check_writable(out / name)
+
+
 def write(out: Path, nets: Sequence[Network], findings: Sequence[str]) -> None:
     """Write README.md, the demo in words and commands, and networks.py, which builds its models."""
     networks = _NETWORKS.format(network=inspect.getsource(DigitNet), seen=TRAINED_ON)
-    (out / "networks.py").write_text(networks, encoding="utf-8")
+    write_atomically(out / "networks.py", networks.encode())
     template = resources.files(__package__).joinpath("README.template.md")
     readme = template.read_text(encoding="utf-8").format(
         findings="\n".join(f"- {sentence}" for sentence in findings),
@@ -42,7 +54,7 @@ def write(out: Path, nets: Sequence[Network], findings: Sequence[str]) -> None:
         commands="\n".join(map(_command, nets)),
         files=" ".join(f"{net.name}.rsm" for net in nets),
     )
-    (out / "README.md").write_text(readme, encoding="utf-8")
+    write_atomically(out / "README.md", readme.encode())
 
 
 def _command(net: Network) -> str:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from .._atomic_files import write_atomically
 from .._data.named_data import digits
 from .._progress_bar import progress
 from ..analysis.mean_embedding import adaptation
@@ -49,14 +50,14 @@ def run(out: Path, *, say: Callable[[str], None]) -> None:
     with one_thread(), warnings.catch_warnings():
         # ‖μ‖ of some layers is zero within its error; the page leaves those blank
         warnings.simplefilter("ignore", ResemblanceWarning)
-        out.mkdir(parents=True, exist_ok=True)
+        folder.make(out)
         say(f"Training {COUNT} small networks on scikit-learn's handwritten digits ...")
         with progress(None, COUNT, "training", "networks") as advance:
             nets = list(networks(advance))
         for net in nets:
             say(f"  {net.name:<14} {net.story}, right on {net.accuracy:.1%} of unseen images")
             state = {key: value.contiguous() for key, value in net.model.state_dict().items()}
-            save_file(state, out / f"{net.name}.safetensors")
+            write_atomically(out / f"{net.name}.safetensors", to_safetensors(state))
         images = digits()[0][TRAINED_ON:]
         say(f"Recording each on {len(images):,} unseen images: one pass, no labels ...")
         reps = {net.name: _recorded(net, images, "unseen", out / f"{net.name}.rsm") for net in nets}
@@ -91,7 +92,7 @@ def _recorded(net: Network, images: Tensor, what: str, path: Path) -> Representa
 def _nearest(reps: Reps, out: Path) -> str:
     """Which independently trained network is most like twin-1, and which least."""
     alike = compare_all(list(reps.values()), kernel="product")
-    alike.plot().savefig(out / "networks.png", dpi=150)
+    plot.save(alike.plot(), out / "networks.png")
     others = [i for i, name in enumerate(alike.models) if not name.startswith("twin-1")]
     far, *_, near = sorted(others, key=lambda i: alike.scores[0, i])
     close, distant = (f"{alike.scores[0, i]:.2f} ± {alike.stderr[0, i]:.2f}" for i in (near, far))
@@ -107,8 +108,8 @@ def _parting(reps: Reps, out: Path) -> str:
     twin, other = (
         compare(reps["twin-1"], reps[name], kernel="features") for name in ("twin-2", "odd-even")
     )
-    twin.plot().savefig(out / "twins.png", dpi=150)
-    other.plot().savefig(out / "tasks.png", dpi=150)
+    plot.save(twin.plot(), out / "twins.png")
+    plot.save(other.plot(), out / "tasks.png")
     (same, _, _), (alike, error, _) = twin.by_layer(), other.by_layer()
     at = int(np.diff(same - alike, prepend=0.0).argmax())  # where the gap to a twin grows most
     first, here = other.rows[0], other.rows[at]
@@ -140,7 +141,7 @@ def _copies(nets: Sequence[Network], reps: Reps, out: Path) -> str:
     axes.set(ylim=(0, 1.02), ylabel="alike to twin-1, mean over layers")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
-    figure.savefig(out / "copies.png", dpi=150)
+    plot.save(figure, out / "copies.png")
     at = names.index("twin-1-pruned")
     seen, wanted = features[at, 0], gradients[at, 0]
     pruning = "Removing half of twin-1's weights leaves"
@@ -156,15 +157,14 @@ def _copies(nets: Sequence[Network], reps: Reps, out: Path) -> str:
 
 def _mean(reps: Reps, name: str, kernel: Kernel) -> tuple[float, float]:
     """How alike a network is to twin-1, mean over layers, and its standard error."""
-    value, error, _ = compare(reps["twin-1"], reps[name], kernel=kernel).by_layer()
-    return float(value.mean()), float(np.sqrt((error**2).mean()))
+    return compare(reps["twin-1"], reps[name], kernel=kernel).mean()
 
 
 def _adapting(own: Representation, elsewhere: Reps, out: Path) -> str:
     """To which data twin-1 would have to adapt most, by the norm of its mean embedding."""
     results = {name: adaptation(rep) for name, rep in {"its own": own, **elsewhere}.items()}
     first, *others = results.values()
-    first.plot(*others).savefig(out / "adaptation.png", dpi=150)
+    plot.save(first.plot(*others), out / "adaptation.png")
     last = {
         name: [np.nan_to_num(result[f"mean_embedding{end}"][-1]) for end in ("", "_stderr")]
         for name, result in results.items()

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from .._data.sources import source
+from .._whole_numbers import whole_number
 from ..errors import DataError
 from ..representation.provenance import DataInfo, Made, ModelInfo
 from ..representation.representation import Representation
-from .options import Keep, check_batch_size
+from .options import Keep, check_words
 from .pass_sums import Handling, PassSums
 
 
@@ -28,7 +29,7 @@ def record_arrays(
     seed: int = 0,
     buckets: int = 512,
     per_sample: int = 1,
-    block: int = 128,
+    block: int | Literal["auto"] = "auto",
     blocks: int = 64,
     max_dim: int | Literal["auto"] | None = "auto",
     batch_size: int = 128,
@@ -53,12 +54,9 @@ def record_arrays(
     >>> record_arrays(x, data_id="noise").layer_names
     ['features']
     """
-    f = features if isinstance(features, Mapping) else {"features": features}
-    g = (
-        gradients
-        if isinstance(gradients, Mapping) or gradients is None
-        else {"features": gradients}
-    )
+    check_words(data_id=data_id, name=name, target=target)
+    f = _by_layer(features)
+    g = None if gradients is None else _by_layer(gradients)
     lengths = {key: len(value) for part in (f, g or {}) for key, value in part.items()}
     if not f or len(set(lengths.values())) != 1:
         raise DataError(f"expected arrays of one length, found {lengths or 'none'}")
@@ -69,12 +67,13 @@ def record_arrays(
             f"{shapes[1]} for {shapes[0]}"
         )
     total = next(iter(lengths.values()))
-    check_batch_size(batch_size)
+    whole_number("batch_size", batch_size, 1)
     keep = Keep(seed, buckets, per_sample, block, blocks, max_dim, elementwise, shard, keep_sums)
     aim = "none" if g is None else target
     rows = source(np.arange(total), seed=seed, block=block, shard=keep.share)
     settings = keep.settings(rows.block, "flatten", aim, None)
-    sums = PassSums(settings, list(f), Handling(on_bad=on_bad, data_id=data_id))
+    few = keep.few(total, rows.block)
+    sums = PassSums(settings, list(f), Handling(on_bad=on_bad, data_id=data_id), few=few)
     for batch in rows.batches(batch_size):
         sums.begin(batch)
         for i, key in enumerate(f):
@@ -87,6 +86,32 @@ def record_arrays(
         made=Made.now(dtype=str(next(iter(f.values())).dtype)),
         keep_sums=keep.sums,
     )
+
+
+def _by_layer(given: Any) -> dict[str, Any]:
+    """Arrays by the name of their layer, each of real numbers, with a row a sample."""
+    named = given if isinstance(given, Mapping) else {"features": given}
+    check_words(**{f"the name of layer {i}": name for i, name in enumerate(named)})
+    return {name: _real(name, array) for name, array in named.items()}
+
+
+def _real(name: str, array: Any) -> Any:
+    if not hasattr(array, "dtype") or hasattr(array, "to_numpy"):  # a list, or a table of pandas
+        try:
+            array = np.asarray(array)
+        except ValueError as error:
+            raise DataError(f"{name!r}: expected rows of one length ({error})") from error
+    dtype, shape = array.dtype, tuple(array.shape)
+    if getattr(dtype, "kind", "") in tuple("cOSUMm") or getattr(dtype, "is_complex", False):
+        raise DataError(
+            f"{name!r}: expected real numbers, found {dtype}; convert them, complex ones to pairs "
+            "of real and imaginary parts"
+        )
+    sparse = hasattr(array, "toarray") or getattr(array, "is_sparse", False)
+    if not shape or 0 in shape[1:] or sparse:
+        what = f"a sparse {type(array).__name__}" if sparse else f"shape {shape}"
+        raise DataError(f"{name!r}: expected a dense array (N, ...) with features, found {what}")
+    return array
 
 
 def _rows(array: Any, rows: Tensor) -> Tensor:  # -> (n, d) in float32

@@ -13,18 +13,18 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .._data.batches import is_padded
+from .._data.batches import is_padded, leaves
 from .._model import pooling
 from .._model.evaluation_mode import unwrap
 from .._model.layer_choice import select
 from .._model.losses import FindLogits, Objective, Target
 from .._model.model_pass import RunModel, opened
 from .._model.pooling import Pool
-from .._model.weight_hash import of_weights
+from .._model.weight_hash import of_all_weights, of_weights
 from ..errors import ResemblanceWarning
 from ..representation.provenance import DataInfo, Made, ModelInfo, Order
 from ..representation.representation import Representation
-from .options import Keep, check_batch_size
+from .options import Keep, check_batch_size, check_words
 from .pass_sums import Handling, PassSums
 
 _SORTED = 0.02  # of the variance between blocks: a stream above this is warned about
@@ -44,7 +44,7 @@ def record(
     seed: int = 0,
     buckets: int = 512,
     per_sample: int = 1,
-    block: int = 128,
+    block: int | Literal["auto"] = "auto",
     blocks: int = 64,
     max_dim: int | Literal["auto"] | None = "auto",
     batch_size: int | Literal["auto"] = "auto",
@@ -61,8 +61,8 @@ def record(
 
     Per layer, with f the features of a sample and g the gradient of the loss at them, the result
     holds exact kernels [f_i·f_j] and [g_i·g_j] inside blocks of samples in seeded random order,
-    CountSketch kernels of all samples, and moments. The model is run in evaluation mode and comes
-    back exactly as it was.
+    CountSketch kernels of all samples, a sketch in the layer's own coordinates, squared norms and
+    moments. The model is run in evaluation mode and comes back exactly as it was.
 
     Args:
         model: any `nn.Module`; run as it stands, on its own device, under the caller's autocast.
@@ -80,8 +80,10 @@ def record(
         elementwise: also the kernel of f ∘ g.
         seed: of the order, the sketch and the fold: Representations compare only if it agrees.
         buckets, per_sample: the CountSketch; buckets=0 leaves it out.
-        block, blocks: samples in a block, and blocks kept; blocks=0 leaves them out. Small data
-            are cut into at least sixteen blocks of equal size.
+        block, blocks: samples in a block, and blocks kept; blocks=0 leaves them out. `"auto"` is
+            128, and less for small data, so that there are sixteen blocks. Of up to 1,024 samples
+            the kernel of all is kept, block by block and between them, at every layer whose
+            vectors take 1 GiB or less.
         max_dim: layers wider than this are folded to it before the buckets; `"auto"` keeps a
             layer's accumulators under 64 MiB, None folds nothing. Blocks are always exact.
         batch_size: samples in a forward pass: whole blocks where that is room for one, else equal
@@ -99,11 +101,14 @@ def record(
             bit as far as the network itself does; on a GPU it is slower.
 
     Cost: one forward and one activation-only backward, plus about 2·block·d multiplications a
-    sample and layer. Memory does not grow with the data (but for 8 bytes a sample for its order).
+    sample and layer. Memory does not grow with the data (but for 8 bytes a sample for its order,
+    and the vectors of up to 1,024 samples).
 
     Reference: Tang, Maddox, Dickens, Diethe, Damianou 2020, arXiv 2003.11498.
     """
     check_batch_size(batch_size)
+    given = {"name": name or None, "data_id": data_id}
+    check_words(**{option: text for option, text in given.items() if text is not None})
     keep = Keep(seed, buckets, per_sample, block, blocks, max_dim, elementwise, shard, keep_sums)
     objective = Objective(target, beta, logits) if gradients else None
     pooled, aim = pooling.check(pool), objective.name if objective else "none"
@@ -118,7 +123,9 @@ def record(
         settings = keep.settings(run.source.block, pooled, aim, beta)
         watch = not run.source.ordered
         how = Handling(pool, on_bad, data_id, deterministic, watch_order=watch)
-        sums = PassSums(settings, [tap.name for tap in taps], how, run.device)
+        few = keep.few(run.source.total, run.source.block)
+        device = run.device or _device_of(run.first)
+        sums = PassSums(settings, [tap.name for tap in taps], how, device, few=few)
         run.feed(
             taps,
             sums,
@@ -128,13 +135,19 @@ def record(
             progress=progress,
             what=f"recording {called}",
         )
+        sums.finish()
     share = sums.order.share_between() if sums.order else 0.0
     if share > _SORTED:
         warnings.warn(_SORTED_STREAM.format(share, taps[-1].name), ResemblanceWarning, stacklevel=2)
     weights = list(run.model.parameters())
     order: Order = "seeded" if run.source.ordered else "stream"
     return sums.result(
-        model=ModelInfo(called, of_weights(run.model), sum(p.numel() for p in weights)),
+        model=ModelInfo(
+            called,
+            of_weights(run.model),
+            sum(p.numel() for p in weights),
+            weights=of_all_weights(run.model),
+        ),
         data=DataInfo(data_id, run.source.total, order, (keep.share,)),
         made=Made.now(
             dtype=str(weights[0].dtype) if weights else "none",
@@ -154,6 +167,12 @@ _SORTED_STREAM = (
     "samples, where random order gives none. Scores from blocks will be biased; shuffle the "
     "stream, or pass a data set, which is visited in random order"
 )
+
+
+def _device_of(batch: Any) -> torch.device | None:
+    """Where a network without weights runs: where its inputs lie."""
+    tensors = (leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
+    return next((leaf.device for leaf in tensors), None)
 
 
 def _autocast(device: torch.device | None) -> str | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from .._ops.count_sketch import CountSketch
+from .._whole_numbers import checked_seed, is_whole, whole_number
 from ..errors import DataError
 from ..representation.settings import Settings
 
+_FEW = 1024  # samples whose kernels are kept whole
 _BUCKET_BYTES = 64 * 2**20  # a layer's accumulators stay below this unless max_dim says otherwise
 
 
@@ -19,7 +21,7 @@ class Keep:
     seed: int
     buckets: int
     per_sample: int
-    block: int
+    block: int | Literal["auto"]
     blocks: int
     max_dim: int | Literal["auto"] | None
     elementwise: bool
@@ -27,17 +29,19 @@ class Keep:
     keep_sums: bool
 
     def __post_init__(self) -> None:
-        if self.block < 1 or self.blocks < 0:
-            found = f"{self.block}, {self.blocks}"
-            raise DataError(f"block must be 1 or more and blocks 0 or more; found {found}")
+        checked_seed(self.seed)
+        if self.block != "auto":
+            whole_number("block", self.block, 1, also=', or "auto"')
+        for name, least in (("blocks", 0), ("buckets", 0), ("per_sample", 1)):
+            whole_number(name, getattr(self, name), least)
         if self.buckets:
             CountSketch(self.buckets, self.seed, self.per_sample)  # refuses what does not fit
-        width = self.max_dim
-        if width not in ("auto", None) and (isinstance(width, str) or width < 1):
-            raise DataError(f'max_dim must be "auto", None or a positive width; found {width!r}')
-        i, n = self.share
-        if not 0 <= i < n:
-            raise DataError(f"shard must be (i, n) with 0 <= i < n; found {self.shard}")
+        if self.max_dim not in ("auto", None):
+            whole_number("max_dim", self.max_dim, 1, also=', or "auto" or None')
+        given: Any = (0, 1) if self.shard is None else self.shard
+        pair = isinstance(given, tuple | list) and len(given) == 2 and all(map(is_whole, given))
+        if not pair or not 0 <= given[0] < given[1]:
+            raise DataError(f"shard must be (i, n) with 0 <= i < n; found {self.shard!r}")
 
     @property
     def share(self) -> tuple[int, int]:
@@ -50,7 +54,14 @@ class Keep:
         """Whether accumulators are kept: a shard needs them to be merged."""
         return self.keep_sums or self.share != (0, 1)
 
-    def settings(self, block: int, pool: str, target: str, beta: float | None) -> Settings:
+    def few(self, total: int | None, block: int) -> int:
+        """How many samples there are, if their kernels are to be kept whole; else 0."""
+        all_kept = total is not None and self.share == (0, 1) and total <= self.blocks * block
+        return total if all_kept and total is not None and total <= _FEW else 0
+
+    def settings(
+        self, block: int | Literal["auto"], pool: str, target: str, beta: float | None
+    ) -> Settings:
         """As plain numbers whatever the caller's types, with the block that fits the data."""
         if self.elementwise and target == "none":
             raise DataError("elementwise=True needs gradients; record with both or with neither")
@@ -62,7 +73,7 @@ class Keep:
             seed=int(self.seed),
             buckets=int(self.buckets),
             per_sample=int(self.per_sample) if self.buckets else 1,
-            block=int(block),
+            block=0 if block == "auto" else int(block),
             blocks=int(self.blocks),
             max_dim=int(width) if self.buckets and width is not None else None,
             pool=pool,
@@ -74,5 +85,12 @@ class Keep:
 
 def check_batch_size(batch_size: int | str) -> None:
     """An error unless it is a number of samples or `"auto"`."""
-    if batch_size != "auto" and (isinstance(batch_size, str) or batch_size < 1):
-        raise DataError(f'batch_size must be 1 or more, or "auto"; found {batch_size!r}')
+    if batch_size != "auto":
+        whole_number("batch_size", batch_size, 1, also=', or "auto"')
+
+
+def check_words(**options: Any) -> None:
+    """An error unless each is a text that is not empty."""
+    for name, value in options.items():
+        if not isinstance(value, str) or not value:
+            raise DataError(f"{name} must be a text that is not empty; found {value!r}")

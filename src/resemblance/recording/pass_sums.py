@@ -7,6 +7,7 @@ at one layer is refused, or left out, at all of them.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,18 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._data import sample_hashes
 from .._data.batches import attention_mask
 from .._data.sources import Batch
 from .._model import pooling
+from .._model.call_trace import bare_name
+from .._ops import coordinate_sketch
 from .._ops.count_sketch import CountSketch
-from .._ops.device_copies import without_waiting
-from .._seeded_random import absorb
-from ..errors import DataError
+from .._ops.device_copies import on_the_way, without_waiting
+from ..errors import DataError, ResemblanceWarning
 from ..representation.provenance import DataInfo, Made, ModelInfo
 from ..representation.representation import Representation
 from ..representation.settings import Settings
-from .layer_sums import LayerSums, Plan
+from .layer_sums import LayerSums, Plan, nests
+from .seen_samples import SeenSamples
 from .sorted_stream_warning import OrderCheck
 
 _BATCHES_AHEAD = 4  # that the host may be of a GPU, so that neither waits for the other
@@ -55,8 +57,10 @@ class PassSums:
         names: list[str],  # of the layers, in order of execution
         how: Handling,
         device: torch.device | None = None,
+        *,
+        few: int = 0,  # samples in all, if their whole kernels may be kept
     ) -> None:
-        self.settings, self.names, self.how = settings, names, how
+        self.settings, self.names, self.how, self._few = settings, names, how, few
         self.order = OrderCheck() if how.watch_order else None
         self._device = device or torch.device("cpu")
         self._sketch = (
@@ -66,22 +70,24 @@ class PassSums:
         )
         self._layers: dict[int, LayerSums] = {}
         self._samples = self._skipped = 0
+        self._unfinished = True
         self._sizes: list[int] = []
         self._numbers: list[int] = []
         self._open = 0  # samples of a block that is not whole yet
+        self._places: list[np.ndarray] = []  # in the order, of the samples that came
         self._signs = torch.zeros(settings.buckets)
-        self._sum_of_hashes = 0
+        self._rows = coordinate_sketch.rows(settings.seed)
+        self._row_signs = torch.zeros(coordinate_sketch.ROWS)
+        # buckets tell the rows at every layer
+        self._one_sketch = nests(settings) and settings.max_dim == coordinate_sketch.WIDTH
+        self._seen = SeenSamples(how.data_id)
         self._verdicts: list[tuple[Any, Tensor, torch.cuda.Event | None, np.ndarray]] = []
 
     def begin(self, batch: Batch) -> None:
         """Fix what is common to all layers of the next batch."""
         self._pieces, self._indices = batch.pieces, batch.indices
         self._mask = attention_mask(batch.samples)
-        self._hashes = (
-            sample_hashes.of_samples(batch.samples)
-            if self.how.data_id is None
-            else sample_hashes.of_name(self.how.data_id, len(self._indices))
-        )
+        self._seen.begin(batch.samples)
         self._finite: dict[tuple[str, int], Tensor] = {}  # a number a sample, finite if it is
         self._held: dict[int, tuple[Tensor, Tensor | None]] = {}
         if self.how.on_bad == "raise":
@@ -89,30 +95,55 @@ class PassSums:
 
     def consume(self, i: int, features: Tensor, gradients: Tensor | None) -> None:
         """Take in one layer's features and gradients of the present batch."""
-        pool = self.how.pool
-        if pool == "flatten":
-            features, gradients = pooling.in_memory_order(features, gradients)
+        pool, shape = self.how.pool, tuple(features.shape[1:])
+        channels = pooling.channels_of(pool, features)
+        last = (
+            self._layers[i].channels_last
+            if i in self._layers
+            else self._may_lie(features, channels)
+        )
+        if last:  # so that flattening copies nothing
+            features = features.movedim(1, -1)
+            gradients = None if gradients is None else gradients.movedim(1, -1)
         f = pooling.apply(pool, features, self._mask, gradient=False)
         g = None
         if gradients is not None:
             g = pooling.apply(pool, gradients, self._mask, gradient=True)
-        self._check_width(i, features, f)
+        self._check_width(i, shape, f, channels, last)
         if self.how.on_bad == "raise":
             self._add(i, f, g)
             return
         # A sample is left out of all layers, so all must be seen first. Without gradients the
         # forward pass is still under way, and may write over what is held.
         self._held[i] = (f.clone() if g is None else f, g)
-        self._finite["features", i] = torch.where(torch.isfinite(f).all(1), 0.0, torch.nan)
+        self._finite["features", i] = _squared_norms(f)
         if g is not None:
-            self._finite["gradients", i] = torch.where(torch.isfinite(g).all(1), 0.0, torch.nan)
+            self._finite["gradients", i] = _squared_norms(g)
 
-    def _check_width(self, i: int, features: Tensor, vectors: Tensor) -> None:
+    def _may_lie(self, features: Tensor, channels: int) -> bool:
+        """Whether vectors are taken as they lie, channels last: where channels fold apart."""
+        widths = (self.settings.max_dim or channels, coordinate_sketch.WIDTH)
+        return 1 < channels <= min(widths) and pooling.is_channels_last(features)
+
+    def _check_width(
+        self,
+        i: int,
+        shape: tuple[int, ...],
+        vectors: Tensor,
+        channels: int,
+        channels_last: bool,
+    ) -> None:
         name, width = self.names[i], vectors.shape[1]
         if i not in self._layers:
-            shape = tuple(features.shape[1:])
             self._layers[i] = LayerSums(
-                name, shape, width, self.settings, deterministic=self.how.deterministic
+                name,
+                shape,
+                width,
+                self.settings,
+                few=self._few,
+                channels=channels,
+                channels_last=channels_last,
+                deterministic=self.how.deterministic,
             )
         if width != self._layers[i].dim:
             raise DataError(
@@ -131,9 +162,9 @@ class PassSums:
         """Finish the batch: refuse or leave out what was not finite."""
         where = sorted(self._finite)
         finite = torch.stack([self._finite[key] for key in where]).isfinite()
-        hashes, indices = self._hashes, self._indices
+        keep = np.ones(len(self._indices), bool)
         if self.how.on_bad == "raise":
-            self._verdicts.append((where, *_on_the_way(finite), self._indices))
+            self._verdicts.append((where, *on_the_way(finite), self._indices))
             self._refuse_bad(_BATCHES_AHEAD if finite.is_cuda else 0)
         else:
             keep = finite.all(0).cpu().numpy()
@@ -147,12 +178,23 @@ class PassSums:
             if self.order is not None and self._plan.ends:
                 self.order.end_block()
             self._held = {}
-            hashes, indices = hashes[keep], indices[keep]
-        self._samples += len(indices)
-        self._skipped += len(self._indices) - len(indices)
-        hashes = absorb(hashes, indices.astype(np.uint64)[:, None])
-        total = int(hashes.sum(dtype=np.uint64))  # which wraps around at 2⁶⁴
-        self._sum_of_hashes = (self._sum_of_hashes + total) % 2**64
+        self._samples += int(keep.sum())
+        self._skipped += int((~keep).sum())
+        blocks = [piece for piece in self._pieces if piece.block < self.settings.blocks]
+        self._seen.end(self._indices, keep, [(len(x.indices), x.ends) for x in blocks])
+        self._seen.settle(2 if finite.is_cuda else 0)  # which are read as a batch begins
+        self._note_places(keep)
+
+    def _note_places(self, keep: np.ndarray) -> None:
+        """Where in the order the samples of the batch lie."""
+        places = []
+        for piece in self._pieces:
+            if piece.starts:
+                self._offset = 0
+            first = piece.block * self.settings.block + self._offset
+            self._offset += len(piece.indices)
+            places.append(np.arange(first, first + len(piece.indices)))
+        self._places.append(np.concatenate(places)[keep])
 
     def _refuse_bad(self, unread: int = 0) -> None:
         """Read the verdicts on all batches but the latest `unread`, which may be under way.
@@ -194,48 +236,68 @@ class PassSums:
             done += kept
         last = self._pieces[-1]
         parted = not (last.starts and last.ends)
-        if self._sketch is None:
-            return Plan(None, spans, parted, last.ends)
-        h, s = self._sketch.assign(self._indices[keep])
-        self._signs.index_add_(0, h.flatten(), s.flatten())
-        assigned = (without_waiting(h, self._device), without_waiting(s, self._device))
-        return Plan(assigned, spans, parted, last.ends)
+        indices = self._indices[keep]
+        buckets = self._assigned(self._sketch, indices, self._signs) if self._sketch else None
+        rows = self._assigned(self._rows, indices, self._row_signs, unused=self._one_sketch)
+        return Plan(buckets, spans, parted, last.ends, rows)
+
+    def _assigned(
+        self, sketch: CountSketch, indices: np.ndarray, signs: Tensor, *, unused: bool = False
+    ) -> tuple[Tensor, Tensor] | None:
+        """The place and sign of each sample, on the device; the signs are added up."""
+        h, s = sketch.assign(indices)
+        signs.index_add_(0, h.flatten(), s.flatten())
+        if unused:
+            return None
+        return without_waiting(h, self._device), without_waiting(s, self._device)
+
+    def finish(self) -> None:
+        """Have every layer form what it holds; a GPU is told so before it is waited for."""
+        unfinished, self._unfinished = self._unfinished, False
+        for layer in self._layers.values() if unfinished and self._samples else ():
+            layer.finish(self._samples)
 
     def result(
         self, *, model: ModelInfo, data: DataInfo, made: Made, keep_sums: bool
     ) -> Representation:
         """The Representation of what was consumed."""
+        self.finish()
         self._refuse_bad()
+        self._seen.settle()
         if not self._samples:
-            why = (
-                "every sample was skipped as not finite"
-                if self._skipped
-                else "this shard of the stream holds no block; use fewer shards"
-            )
-            raise DataError(f"nothing was recorded: {why}")
-        for layer in self._layers.values():
-            layer.finish(self._samples)
-        signs = self._signs if self._sketch else None
+            raise DataError("nothing was recorded: every sample was skipped as not finite")
+        shared: dict[str, Any] = {
+            "sizes": tuple(self._sizes),
+            "places": torch.from_numpy(np.concatenate(self._places)),
+            "signs": self._signs if self._sketch else None,
+            "sketch_signs": self._row_signs,
+            "keep_sums": keep_sums,
+        }
+        layers = tuple(self._layers[i].result(**shared) for i in sorted(self._layers))
+        layers = tuple(replace(layer, bare_name=bare_name(layer.name)) for layer in layers)
+        faint = [x.name for x in self._layers.values() if x.faint]
+        if faint:
+            warnings.warn(_FAINT.format(", ".join(faint)), ResemblanceWarning, stacklevel=3)
         return Representation(
-            layers=tuple(
-                self._layers[i].result(signs, keep_sums=keep_sums) for i in sorted(self._layers)
-            ),
+            layers=layers,
             settings=self.settings,
             samples=self._samples,
             model=model,
-            data=replace(data, fingerprint=f"{self._sum_of_hashes:016x}", skipped=self._skipped),
+            data=replace(data, skipped=self._skipped, **self._seen.fingerprints()),
             made=made,
             block_sizes=tuple(self._sizes),
             block_numbers=tuple(self._numbers),
+            block_hashes=tuple(self._seen.block_hashes),
+            label_hashes=self._seen.label_hashes,
         )
 
 
-def _on_the_way(flags: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """The flags on the host, and what to wait for before reading them."""
-    if not flags.is_cuda:
-        return flags, None
-    host = torch.empty(flags.shape, dtype=torch.bool, pin_memory=True)
-    host.copy_(flags, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record()
-    return host, arrived
+_FAINT = (
+    "samples differ by little more than the rounding of half precision at {}, where features have "
+    "a large mean: centred scores there are those of rounding errors as well; record in float32"
+)
+
+
+def _squared_norms(x: Tensor) -> Tensor:  # (n, d) -> (n,)
+    """In float32, as they are recorded: not finite where a vector, or its square, is not."""
+    return torch.linalg.vector_norm(x.float(), dim=1).square()

@@ -1,4 +1,4 @@
-"""Representations as files: which record goes under which name (docs/format.md, format 1).
+"""Representations as files: which record goes under which name (docs/format.md).
 
 This is the only place where tensors and sums have names; everywhere else they are fields.
 """
@@ -6,15 +6,17 @@ This is the only place where tensors and sums have names; everywhere else they a
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from . import container
-from .layer import KINDS, Blocks, Buckets, Layer, Products, Recorded, Sums
+from .._whole_numbers import is_whole
+from ..errors import FormatError, LayerError, nearest
+from . import container, schema
+from .layer import KINDS, Blocks, Buckets, Layer, Products, Recorded, Sketch, Sums, Whole
 from .provenance import DataInfo, Made, ModelInfo
 from .representation import Representation
 from .settings import Settings
@@ -30,74 +32,137 @@ def save(rep: Representation, path: str | os.PathLike[str]) -> Path:
         for kind in layer.kinds:
             for name, tensor in _tensors(layer.recorded(kind)).items():
                 tensors[f"{i}.{kind}.{name}"] = tensor
-    signs = rep.layers[0].signs
-    if signs is not None:
-        tensors["signs"] = signs
+    for name in _SHARED:
+        shared = getattr(rep.layers[0], name)
+        if shared is not None:
+            tensors[name] = shared
     header = {
         "settings": asdict(rep.settings),
         "samples": rep.samples,
         "model": asdict(rep.model),
         "data": asdict(rep.data),
         "made": asdict(rep.made),
-        "block_sizes": rep.block_sizes,
-        "block_numbers": rep.block_numbers,
+        **{name: getattr(rep, name) for name in _OF_BLOCKS},
         "layers": [
-            {name: getattr(layer, name) for name in ("name", "shape", "dim", "folded")}
-            | {"moments": _moments(layer)}
+            {name: getattr(layer, name) for name in _OF_LAYER} | {"moments": _moments(layer)}
             for layer in rep.layers
         ],
     }
     return container.write(path, header, tensors)
 
 
-def load(path: str | os.PathLike[str]) -> Representation:
-    """The Representation in a file that `save` wrote; nothing in it is ever executed."""
-    header, tensors = container.read(path)
+def load(
+    path: str | os.PathLike[str], *, layers: Sequence[str | int] | None = None
+) -> Representation:
+    """The Representation in a file that `save` wrote; nothing in it is ever executed.
+
+    With `layers`, names or positions, it holds these alone, and no others are read.
+    """
+    chosen: list[int] = []
+
+    def groups(header: Mapping[str, Any], present: Collection[str]) -> list[str]:
+        try:
+            schema.check_header(header)
+            schema.check_groups(header, present)
+        except FormatError as error:
+            raise _invalid(path, header, error) from error
+        chosen.extend(_positions(header, layers))
+        return ["", *map(str, chosen)]
+
+    header, tensors = container.read(path, groups)
+    try:
+        schema.check_tensors(header, tensors, chosen)
+    except FormatError as error:
+        raise _invalid(path, header, error) from error
     data = {**header["data"], "shards": tuple((i, n) for i, n in header["data"]["shards"])}
+    blocks = {key: header.get(key) for key in _OF_BLOCKS}
+    sizes = tuple(header["block_sizes"])
     return Representation(
-        layers=tuple(_layer(i, entry, tensors) for i, entry in enumerate(header["layers"])),
-        settings=Settings(**header["settings"]),
+        layers=tuple(_layer(i, header["layers"][i], sizes, tensors) for i in chosen),
+        settings=_known(Settings, header["settings"]),
         samples=header["samples"],
         model=_known(ModelInfo, header["model"]),
         data=_known(DataInfo, data),
         made=_known(Made, header["made"]),
-        block_sizes=tuple(header["block_sizes"]),
-        block_numbers=tuple(header["block_numbers"]),
+        **{key: None if value is None else tuple(value) for key, value in blocks.items()},  # type: ignore[arg-type]
     )
+
+
+def _positions(header: Mapping[str, Any], layers: Sequence[str | int] | None) -> list[int]:
+    names = [layer["name"] for layer in header["layers"]]
+    if layers is None:
+        return list(range(len(names)))
+    out = set()
+    several = isinstance(layers, Iterable) and not isinstance(layers, str)
+    for layer in layers if several else [layers]:
+        at: Any = names.index(layer) if isinstance(layer, str) and layer in names else layer
+        if not is_whole(at) or not -len(names) <= at < len(names):
+            raise LayerError(
+                f"no layer {layer!r} in the file; nearest: {nearest(str(layer), names)}"
+            )
+        out.add(int(at) % len(names))
+    if not out:
+        raise LayerError("expected names or numbers of layers, found none; None reads them all")
+    return sorted(out)
+
+
+def _invalid(path: object, header: Mapping[str, Any], error: FormatError) -> FormatError:
+    if "task2vec" in header:
+        return FormatError(f"{path} holds a TaskEmbedding; read it with TaskEmbedding.load")
+    return FormatError(f"{path} is not a valid Representation: {error}; record it again")
 
 
 def _known(kind: type[T], values: Mapping[str, Any]) -> T:
     """A record from a part of the header; keys that a later version may add are passed over."""
-    return kind(**{f.name: values[f.name] for f in fields(kind)})  # type: ignore[arg-type]
+    return kind(**{f.name: values[f.name] for f in fields(kind) if f.name in values})  # type: ignore[arg-type]
 
+
+_SHARED = ("signs", "sketch_signs")  # tensors that all layers have in common
+_OF_BLOCKS = ("block_sizes", "block_numbers", "block_hashes", "label_hashes")
+_OF_LAYER = ("name", "shape", "dim", "folded", "bare_name")
 
 # The tensors of one kind: their names in a file after `layer.kind.`, by the record they fill.
 _TENSORS: dict[str, tuple[str, ...]] = {
-    "blocks": ("blocks.triangle", "blocks.diagonal"),
+    "blocks": ("blocks.triangle", "blocks.diagonal", "blocks.offset"),
+    "whole": ("whole.triangle", "whole.diagonal", "whole.offset"),
+    "sketch": ("sketch.table", "sketch.total"),
     "buckets": ("buckets.triangle", "buckets.diagonal", "buckets.mean"),
     "sums": ("sums", "total"),
 }
 
 
 def _tensors(recorded: Recorded) -> dict[str, Tensor]:
-    return {
-        name: getattr(getattr(recorded, part), field.name)
+    out: dict[str, Tensor] = {} if recorded.norms is None else {"norms": recorded.norms}
+    for part, names in _TENSORS.items():
+        record = getattr(recorded, part)
+        record = record.kernel if isinstance(record, Whole) else record
+        if record is not None:
+            values = (getattr(record, field.name) for field in fields(record))
+            named = zip(names, values, strict=False)
+            out |= {name: value for name, value in named if value is not None}
+    return out
+
+
+def _recorded(
+    prefix: str, trace: float, mean: float | None, sizes: tuple[int, ...], tensors: Tensors
+) -> Recorded:
+    found = {
+        part: [tensors.get(prefix + name) for name in names]
         for part, names in _TENSORS.items()
-        if getattr(recorded, part) is not None
-        for name, field in zip(names, fields(getattr(recorded, part)), strict=False)
+        if prefix + names[0] in tensors
     }
 
+    def made(part: str, kind: Callable[..., T]) -> T | None:
+        return kind(*found[part]) if part in found else None
 
-def _recorded(prefix: str, trace: float, mean: float | None, tensors: Tensors) -> Recorded:
-    blocks, buckets, sums = (
-        [tensors[prefix + name] for name in names] if prefix + names[0] in tensors else None
-        for names in _TENSORS.values()
-    )
     return Recorded(
-        trace=trace,
-        blocks=Blocks(*blocks) if blocks else None,
-        buckets=Buckets(*buckets, mean_norm=mean) if buckets and mean is not None else None,
-        sums=Sums(*sums) if sums else None,
+        trace=float(trace),  # which JSON may have without a point
+        blocks=made("blocks", Blocks),
+        whole=made("whole", lambda *kernel: Whole(Blocks(*kernel), sizes)),
+        norms=tensors.get(f"{prefix}norms"),
+        sketch=made("sketch", Sketch),
+        buckets=made("buckets", lambda *kernel: Buckets(*kernel, mean_norm=float(mean or 0))),
+        sums=made("sums", Sums),
     )
 
 
@@ -116,17 +181,18 @@ def _moments(layer: Layer) -> dict[str, float]:
     return out
 
 
-def _layer(i: int, entry: Mapping[str, Any], tensors: Tensors) -> Layer:
+def _layer(i: int, entry: Mapping[str, Any], sizes: tuple[int, ...], tensors: Tensors) -> Layer:
     moments = entry["moments"]
-    kinds: dict[str, Recorded] = {
+    kinds: dict[str, Any] = {
         kind: _recorded(
-            f"{i}.{kind}.", moments[f"trace_{kind}"], moments.get(f"mean_{kind}"), tensors
+            f"{i}.{kind}.", moments[f"trace_{kind}"], moments.get(f"mean_{kind}"), sizes, tensors
         )
         for kind in KINDS
         if f"trace_{kind}" in moments
     }
-    products = Products(*(moments[name] for name in _PRODUCTS)) if "inner" in moments else None
-    shape, signs = tuple(entry["shape"]), tensors.get("signs")
-    return Layer(
-        entry["name"], shape, entry["dim"], entry["folded"], products=products, signs=signs, **kinds
-    )
+    products = None
+    if "gradients" in kinds:
+        products = Products(*(float(moments[name]) for name in _PRODUCTS))
+    own: dict[str, Any] = {name: entry[name] for name in _OF_LAYER if name in entry}
+    own |= {name: tensors.get(name) for name in _SHARED}
+    return Layer(**{**own, "shape": tuple(entry["shape"])}, products=products, **kinds)

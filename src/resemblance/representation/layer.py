@@ -1,12 +1,16 @@
 """Layer: one layer's share of a Representation, as records of what was kept of its vectors.
 
 A layer has *features* and, if recorded, *gradients* and their *elementwise* product. Of each kind
-it keeps exact kernels inside blocks of samples, the kernel of the buckets, and, in shards, the
-accumulators that those come from. Packing is `_ops.packed_kernels`; the records hold, it computes.
+it keeps exact kernels inside blocks of samples (of small data, that of all samples), the squared
+norm of each sample, a sketch in the layer's own coordinates, the kernel of the buckets, and, in
+shards, the accumulators that those come from. Packing is `_ops.packed_kernels`; the records hold,
+it computes.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
@@ -15,9 +19,10 @@ from torch import Tensor
 
 from .._by_content import by_content
 from .._ops import packed_kernels as packing
-from ..errors import MismatchError
+from ..errors import DataError, MismatchError
 
 Kind = Literal["features", "gradients", "elementwise"]
+NORMS_KEPT = 65_536  # squared norms of single samples: those of the first places of the order
 KINDS: tuple[Kind, ...] = ("features", "gradients", "elementwise")
 _OPTION = {
     "features": "features",
@@ -29,10 +34,54 @@ _OPTION = {
 @by_content
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Exact kernels inside k blocks of at most B samples, as packed correlations."""
+    """Exact kernels inside k blocks of at most B samples, as packed correlations.
+
+    Where a mean would drown the differences of samples, it was taken off first: what is packed is
+    then L_ij with K_ij = L_ij + u_i + u_j. No centred index can tell L from K.
+    """
 
     triangle: Tensor  # (k, B(B-1)/2) int16
     diagonal: Tensor  # (k, B) float32
+    offset: Tensor | None = None  # (k, B) float32: u, zero where nothing was taken off
+
+
+@by_content
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """The exact kernel of all samples, blocks side by side in their order, as one block."""
+
+    kernel: Blocks  # k = 1, B = N
+    sizes: tuple[int, ...]  # of the blocks that it can be read as
+
+    @functools.cached_property
+    def blocks(self) -> Blocks:
+        """Its diagonal blocks, as a recording of more samples has them."""
+        size, kernel = max(self.sizes), self.kernel
+        starts = list(itertools.accumulate(self.sizes, initial=0))
+        triangle = kernel.triangle.new_zeros(len(self.sizes), size * (size - 1) // 2)
+        for row, start, n in zip(triangle, starts, self.sizes, strict=False):
+            i, j = packing.lower(n)
+            row[: len(i)] = kernel.triangle[0, (i + start) * (i + start - 1) // 2 + j + start]
+
+        def cut(x: Tensor) -> Tensor:  # (1, N) -> (k, size)
+            parts = x[0].split(list(self.sizes))
+            return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
+
+        offset = None if kernel.offset is None else cut(kernel.offset)
+        return Blocks(triangle, cut(kernel.diagonal), offset)
+
+
+@by_content
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """Y = S X P: samples added into 128 rows and features into 256 columns, with random signs.
+
+    Both maps are functions of the seed, the sample's index and the feature's logical index alone,
+    so that sketches of two networks of one shape can be taken from each other.
+    """
+
+    table: Tensor  # (128, 256) float32
+    total: Tensor  # (256,) float64: the sum of all samples, folded
 
 
 @by_content
@@ -62,6 +111,10 @@ class Recorded:
 
     trace: float  # Σ ‖x‖² over all samples
     blocks: Blocks | None = None
+    whole: Whole | None = None  # instead of blocks, where data are few
+    norms: Tensor | None = None  # float32: ‖x‖² at each place of the order, the first 65,536 of
+    # them; NaN where a sample was skipped or is in another shard
+    sketch: Sketch | None = None
     buckets: Buckets | None = None
     sums: Sums | None = None
 
@@ -82,7 +135,7 @@ class Layer:
     """One layer of a recording. Kernels come out in float64."""
 
     name: str
-    shape: tuple[int, ...]  # of one sample's features before pooling, as they lie in memory
+    shape: tuple[int, ...]  # of one sample's features before pooling
     dim: int  # width of the recorded vector
     folded: bool  # whether max_dim acted on the buckets
     features: Recorded
@@ -90,6 +143,8 @@ class Layer:
     elementwise: Recorded | None = None
     products: Products | None = None  # with gradients
     signs: Tensor | None = None  # (M,) sums of the signs of each bucket's samples
+    sketch_signs: Tensor | None = None  # (128,) likewise, of each row of the sketches
+    bare_name: str = ""  # without the names of wrappers around the network
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -98,6 +153,8 @@ class Layer:
 
     def recorded(self, kind: Kind) -> Recorded:
         """What was kept of a kind, or an error that says how to record it."""
+        if kind not in KINDS:
+            raise DataError(f"kind must be one of {', '.join(KINDS)}; found {kind!r}")
         found: Recorded | None = getattr(self, kind)
         if found is None:
             raise MismatchError(
@@ -106,20 +163,25 @@ class Layer:
             )
         return found
 
-    def packed_blocks(self, kind: Kind) -> Blocks:
-        """Block kernels as they are stored."""
-        found = self.recorded(kind).blocks
-        return found if found is not None else self._refuse(kind, "blocks")
+    def packed_blocks(self, kind: Kind, *, whole: bool = False) -> Blocks:
+        """Block kernels as they are stored; with `whole`, the kernel of all samples as one."""
+        found = self.recorded(kind)
+        if found.whole is not None:
+            return found.whole.kernel if whole else found.whole.blocks
+        if found.blocks is None or whole:
+            self._refuse(kind, "blocks")
+        return found.blocks
 
-    def triangles(self, kind: Kind) -> tuple[Tensor, Tensor]:
-        """Block kernels as strict lower triangles (k, B(B-1)/2) and diagonals (k, B)."""
-        packed = self.packed_blocks(kind)
-        diagonal = packed.diagonal.double()
-        return packing.unpack16(packed.triangle, diagonal), diagonal
-
-    def blocks(self, kind: Kind) -> Tensor:
+    def blocks(self, kind: Kind, *, whole: bool = False) -> Tensor:
         """Block kernels as full matrices (k, B, B); a short block is padded with zeros."""
-        return packing.squares(*self.triangles(kind))
+        packed = self.packed_blocks(kind, whole=whole)
+        diagonal = packed.diagonal.double()
+        square = packing.squares(packing.unpack16(packed.triangle, diagonal), diagonal)
+        if packed.offset is None:
+            return square
+        u, real = packed.offset.double(), (packed.diagonal + packed.offset.abs()) > 0
+        both = real[:, :, None] & real[:, None, :]
+        return square + (u[:, :, None] + u[:, None, :]) * both
 
     def buckets(self, kind: Kind, *, centre: bool = False) -> Tensor:
         """The kernel (M, M) of the sketched samples, K̃ = F̃F̃ᵀ.

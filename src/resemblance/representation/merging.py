@@ -9,20 +9,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, replace
 
 import torch
+from torch import Tensor
 
 from .._ops.count_sketch import bucket_kernel
 from ..errors import MismatchError
-from .layer import Blocks, Buckets, Layer, Products, Recorded, Sums
+from .as_given import Given, recordings
+from .layer import Blocks, Buckets, Layer, Products, Recorded, Sketch, Sums
 from .representation import Representation
 
 
-def merge(parts: Iterable[Representation], *, keep_sums: bool = False) -> Representation:
-    """One Representation from shards recorded apart, in any order.
+def merge(parts: Iterable[Given], *, keep_sums: bool = False) -> Representation:
+    """One Representation from shards recorded apart, or from their files, in any order.
 
     Accumulators add and blocks concatenate, so the result is what one pass over all of the data
     gives, to float round-off. It keeps the accumulators while shards are missing.
     """
-    shards = sorted(parts, key=lambda part: part.data.shards)
+    shards = sorted(recordings(parts), key=lambda part: part.data.shards)
     if not shards:
         raise MismatchError("nothing to merge: expected at least one shard")
     first = shards[0]
@@ -44,12 +46,16 @@ def merge(parts: Iterable[Representation], *, keep_sums: bool = False) -> Repres
         samples=samples,
         data=replace(
             first.data,
-            fingerprint=f"{sum(int(p.data.fingerprint, 16) for p in shards) % 2**64:016x}",
+            fingerprint=_added([part.data.fingerprint for part in shards]) or "",
+            content=_added([part.data.content for part in shards]),
+            labels=_added([part.data.labels for part in shards]),
             skipped=sum(part.data.skipped for part in shards),
             shards=tuple(taken),
         ),
         block_sizes=tuple(sizes[i] for i in order),
         block_numbers=tuple(numbers[i] for i in order),
+        block_hashes=_in_order([part.block_hashes for part in shards], order),
+        label_hashes=_in_order([part.label_hashes for part in shards], order),
     )
     return whole if keep_sums or not whole.complete else whole.without_sums()
 
@@ -62,26 +68,73 @@ def _merged(same: Sequence[Layer], order: Sequence[int], samples: int) -> Layer:
         for kind in first.kinds
     }
     each = [astuple(layer.products) for layer in same if layer.products is not None]
-    signs = [layer.signs for layer in same if layer.signs is not None]
     return replace(
         first,
         products=Products(*(sum(values) for values in zip(*each, strict=True))) if each else None,
-        signs=torch.stack(signs).sum(0) if signs else None,
+        signs=_total([layer.signs for layer in same]),
+        sketch_signs=_total([layer.sketch_signs for layer in same]),
         **kinds,  # type: ignore[arg-type]
     )
 
 
+def _folds(rep: Representation) -> str:
+    """In which of two ways: recordings without sketches are from before they changed."""
+    return "as in version 0.1" if rep[0].features.sketch is None else "as since version 0.2"
+
+
+def _added(hashes: Sequence[str | None]) -> str | None:
+    """The sum of hashes of samples; None if one is not known."""
+    known = [int(one, 16) for one in hashes if one is not None]
+    return f"{sum(known) % 2**64:016x}" if len(known) == len(hashes) else None
+
+
+def _in_order(
+    hashes: Sequence[tuple[str, ...] | None], order: Sequence[int]
+) -> tuple[str, ...] | None:
+    known = [one for part in hashes if part is not None for one in part]
+    return None if any(part is None for part in hashes) else tuple(known[i] for i in order)
+
+
+def _total(parts: Sequence[Tensor | None]) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.stack(known).sum(0) if len(known) == len(parts) else None
+
+
 def _merged_kind(parts: Sequence[Recorded], order: Sequence[int], samples: int) -> Recorded:
-    out = Recorded(sum(part.trace for part in parts))
-    blocks = [(x.triangle, x.diagonal) for x in (part.blocks for part in parts) if x is not None]
+    tables = _total([part.sketch.table if part.sketch else None for part in parts])
+    totals = _total([part.sketch.total if part.sketch else None for part in parts])
+    out = Recorded(
+        sum(part.trace for part in parts),
+        norms=_filled([part.norms for part in parts]),
+        sketch=None if tables is None or totals is None else Sketch(tables, totals),
+    )
+    blocks = [x for x in (part.blocks for part in parts) if x is not None]
     sums = [(x.buckets, x.total) for x in (part.sums for part in parts) if x is not None]
     if blocks:
-        joined = (torch.cat(values)[list(order)] for values in zip(*blocks, strict=True))
-        out = replace(out, blocks=Blocks(*joined))
+        offset = None
+        if any(x.offset is not None for x in blocks):
+            given = [torch.zeros_like(x.diagonal) if x.offset is None else x.offset for x in blocks]
+            offset = torch.cat(given)[list(order)]
+        triangle, diagonal = (
+            torch.cat([getattr(x, name) for x in blocks])[list(order)]
+            for name in ("triangle", "diagonal")
+        )
+        out = replace(out, blocks=Blocks(triangle, diagonal, offset))
     if sums:
         table, total = (torch.stack(values).sum(0) for values in zip(*sums, strict=True))
         *kernel, norm = bucket_kernel(table, total, samples)
         out = replace(out, sums=Sums(table, total), buckets=Buckets(*kernel, mean_norm=float(norm)))
+    return out
+
+
+def _filled(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Norms by place in the order, each from the shard that saw the sample."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    out = torch.full((max(map(len, known)),), torch.nan)
+    for part in known:
+        out[: len(part)] = torch.where(part.isnan(), out[: len(part)], part)
     return out
 
 
@@ -96,14 +149,19 @@ def _refuse_unmergeable(a: Representation, b: Representation) -> None:
     settings = zip(asdict(a.settings).items(), asdict(b.settings).values(), strict=True)
     pairs = [(f"setting {name}", left, right) for (name, left), right in settings]
     pairs += [
+        ("dtype of the weights", a.made.dtype, b.made.dtype),
+        ("autocast", a.made.autocast, b.made.autocast),
         ("model weights", a.model.fingerprint, b.model.fingerprint),
         ("layers", a.layer_names, b.layer_names),
+        ("how wide layers were folded", _folds(a), _folds(b)),
         ("shapes of layers", [layer.shape for layer in a], [layer.shape for layer in b]),
         ("number of shards", a.data.shards[0][1], b.data.shards[0][1]),
         ("samples in all", a.data.total, b.data.total),
         ("data_id", a.data.id, b.data.id),
         ("order", a.data.order, b.data.order),
     ]
+    if a.model.weights and b.model.weights:  # not in older files
+        pairs.append(("model weights", a.model.weights, b.model.weights))
     for what, left, right in pairs:
         if left != right:
             raise MismatchError(

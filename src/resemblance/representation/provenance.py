@@ -18,8 +18,11 @@ class ModelInfo:
     """The network."""
 
     name: str
-    fingerprint: str | None  # of its weights; None for arrays
+    fingerprint: str | None  # of some of each weight; None for arrays
     parameters: int | None
+    weights: str | None = None  # hash of all weights
+    address: str | None = None  # what loads it again, such as hf:NAME, and its weights' file
+    tokenizer: str | None = None  # hash of what made tokens of its text
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class DataInfo:
     shards: tuple[tuple[int, int], ...]  # (i, n): which of n shares are in
     skipped: int = 0  # as not finite
     fingerprint: str = ""  # of samples and their order
+    content: str | None = None  # of what they hold, in whatever order and under whatever name
+    labels: str | None = None  # of their labels, if they have any
 
     @property
     def complete(self) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .._by_content import by_content
+from .._whole_numbers import is_whole
 from ..errors import LayerError, nearest
 from .layer import Layer
 from .provenance import DataInfo, Made, ModelInfo
@@ -42,6 +43,8 @@ class Representation:
     made: Made
     block_sizes: tuple[int, ...]
     block_numbers: tuple[int, ...]
+    block_hashes: tuple[str, ...] | None = None  # of each block's samples, in order
+    label_hashes: tuple[str, ...] | None = None  # of their labels, in order
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -50,8 +53,13 @@ class Representation:
         return iter(self.layers)
 
     def __getitem__(self, key: int | str) -> Layer:
-        if isinstance(key, int):
-            return self.layers[key]
+        if is_whole(key) and -len(self) <= int(key) < len(self):
+            return self.layers[int(key)]
+        if not isinstance(key, str):
+            raise LayerError(
+                f"expected a layer's name or its number below {len(self)}, found {key!r}; "
+                "`layers` is a tuple of them all, which can be sliced"
+            )
         for layer in self.layers:
             if layer.name == key:
                 return layer
@@ -84,6 +92,19 @@ class Representation:
     def mergeable(self) -> bool:
         """Whether the accumulators were kept, which merging and classification need."""
         return self.layers[0].features.sums is not None
+
+    @property
+    def lacks(self) -> list[str]:
+        """What a recording made today holds and this one, from an older file, does not."""
+        features, data = self.layers[0].features, self.data
+        parts = {
+            "squared norms of samples": features.norms,
+            "sketches in coordinates": features.sketch,
+            "hashes of blocks": self.block_hashes,
+            "a hash of what samples hold": data.content,
+            "a hash of all weights": self.model.weights or self.model.fingerprint is None or None,
+        }
+        return [name for name, part in parts.items() if part is None]
 
     def without_sums(self) -> Representation:
         """The same without its accumulators: all that comparison needs."""

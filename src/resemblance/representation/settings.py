@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Settings:
     target: str  # "tempered", "labels", the name of a function, or "none" without gradients
     beta: float | None  # None unless target is "tempered"
     elementwise: bool
+    unit: Literal["sample"] = "sample"  # what a row of a kernel is
 
     @property
     def gradients(self) -> bool:

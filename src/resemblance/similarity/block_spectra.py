@@ -6,7 +6,7 @@ block holds, not of all N (see `nbs_scores`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -14,10 +14,11 @@ from torch import Tensor
 from .._ops import packed_kernels as packing
 from ..representation.representation import Representation
 from . import indices
-from .block_estimates import Estimate, jackknife, stacked
+from .block_estimates import Estimate, round_off, stacked
 from .combinations import Question
+from .error_bars import left_out
 
-_FINEST_TRACE = 1e-4  # of the raw trace: a centred one below this is round-off of int16 entries
+_FINEST_SQUARE = 10  # times what is round-off of squared entries: of squared eigenvalues
 
 
 def nbs_scores(
@@ -31,22 +32,21 @@ def nbs_scores(
     other. Standard error: jackknife over blocks. Cost: O(L1 L2 k B³).
     """
     found = []
-    both = (stacked(rep, asked.kernel, rep.block_sizes, device) for rep in (a, b))
+    both = (_read(rep, asked, device) for rep in (a, b))
     for pair in zip(*both, strict=True):
-        one, two = (indices.factor(_squares(t, d, asked)) for t, d in pair)
+        one, two = (indices.factor(_squares(t, d, asked)) for t, d, _ in pair)
         # traces of the factors, so that a network is exactly like itself
         traces = (factor.square().sum((-1, -2)) for factor in (one, two))
-        raw = (diagonal.sum(-1) for _, diagonal in pair)
-        found.append((indices.nuclear_of_pairs(one, two), *traces, *raw))
+        least = (x for _, _, x in pair)
+        found.append((indices.nuclear_of_pairs(one, two), *traces, *least))
 
     def score(*each: Tensor) -> Tensor:
         top, t1, t2, r1, r2 = (x.sum(0) for x in each)
-        return top / indices.norms(t1 * _visible(t1, r1), t2 * _visible(t2, r2))
+        return top / indices.norms(t1 * (t1 > r1), t2 * (t2 > r2))
 
     each = [torch.stack(x).cpu() for x in zip(*found, strict=True)]
     _, t1, t2, r1, r2 = (x.sum(0) for x in each)
-    alive = (_visible(t1, r1), _visible(t2, r2))
-    return Estimate.of(score(*each), _error(score, *each), alive)
+    return Estimate.of(score(*each), _deviations(score, *each), (t1 > r1, t2 > r2))
 
 
 def spectral_scores(
@@ -69,26 +69,37 @@ def spectral_scores(
         return indices.cosines(x.mean(0), y.mean(0))
 
     if paired:
-        stderr = _error(score, one, two)
+        deviations = _deviations(score, one, two)
     else:
-        rows, columns = _error(lambda x: score(x, two), one), _error(lambda y: score(one, y), two)
-        stderr = (rows**2 + columns**2).sqrt()
+        deviations = _deviations(lambda x: score(x, two), one)
+        deviations += _deviations(lambda y: score(one, y), two)
     alive = (one[0, :, 0].isfinite(), two[0, :, 0].isfinite())
-    return Estimate.of(score(one, two), stderr, alive)
+    return Estimate.of(score(one, two), deviations, alive)
 
 
 def _spectra(rep: Representation, asked: Question, device: str | torch.device) -> Tensor:
     """Eigenvalues (k, L, n) of every full block, largest first; NaN for a constant layer."""
     size = max(rep.block_sizes)
     spectra, raw = [], []
-    for triangle, diagonal in stacked(rep, asked.kernel, rep.block_sizes, device):
+    for triangle, diagonal, least in _read(rep, asked, device):
         if diagonal.shape[-1] == size:  # the spectrum of fewer samples is another spectrum
             values = torch.linalg.eigvalsh(_squares(triangle, diagonal, asked))
             spectra.append(values.clamp_min(0).flip(-1))
-            raw.append(diagonal.sum(-1))
+            raw.append(least)
     out = torch.stack(spectra).cpu()
-    seen = _visible(out.sum((0, 2)), torch.stack(raw).sum(0).cpu())
+    seen = out.sum((0, 2)) > torch.stack(raw).sum(0).cpu()
     return torch.where(seen[:, None], out, torch.nan)
+
+
+def _read(
+    rep: Representation, asked: Question, device: str | torch.device
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Each block of all layers: triangles, diagonals, and the trace (L,) that is round-off."""
+    sizes = rep.block_sizes
+    blocks = stacked(rep, asked.kernel, sizes, device, loose=asked.centre)
+    for b, ((triangle, diagonal), n) in enumerate(zip(blocks, sizes, strict=True)):
+        least = round_off(rep, asked.kernel, slice(b, b + 1), n).to(device)
+        yield triangle, diagonal, n * (_FINEST_SQUARE * least).sqrt()
 
 
 def _squares(triangle: Tensor, diagonal: Tensor, asked: Question) -> Tensor:
@@ -96,12 +107,7 @@ def _squares(triangle: Tensor, diagonal: Tensor, asked: Question) -> Tensor:
     return indices.centred(square) if asked.centre else square
 
 
-def _visible(trace: Tensor, raw: Tensor) -> Tensor:  # (L,), (L,) -> (L,) bool
-    """Whether centring left more of a raw trace than round-off."""
-    return trace > _FINEST_TRACE * raw
-
-
-def _error(score: Callable[..., Tensor], *each: Tensor) -> Tensor:  # each (k, ...)
-    """The standard error of a score of blocks, by leaving out one of them at a time."""
+def _deviations(score: Callable[..., Tensor], *each: Tensor) -> list[Tensor]:  # each (k, ...)
+    """What moves a score of blocks: leaving out one of them at a time."""
     rest = torch.arange(len(each[0]))
-    return jackknife(torch.stack([score(*(x[rest != i] for x in each)) for i in rest]))
+    return [left_out(torch.stack([score(*(x[rest != i] for x in each)) for i in rest]))]

@@ -16,7 +16,7 @@ from ..errors import DataError, MismatchError, ResemblanceError
 Use = Literal["compare", "compare_all", "adaptation", "ridge"]
 Kernel = Literal["features", "gradients", "product", "sum", "elementwise", "transport"]
 Index = Literal["cka", "cka-debiased", "nbs", "spectral", "rsa"]
-Estimator = Literal["blocks", "buckets", "paper"]
+Estimator = Literal["blocks", "ratio", "buckets", "paper"]
 
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 INDICES: tuple[Index, ...] = get_args(Index)
@@ -54,6 +54,24 @@ class NotOffered:
 
 
 NOT_OFFERED = (
+    NotOffered(
+        "norms of samples say nothing about {index} of the {kernel} kernel",
+        "use estimator='blocks'",
+        kernel=("elementwise", "transport"),
+        estimator=("ratio",),
+    ),
+    NotOffered(
+        "norms of samples give plain CKA alone, not {index}",
+        "use index='cka', or estimator='blocks'",
+        index=("cka-debiased", "nbs", "spectral", "rsa"),
+        estimator=("ratio",),
+    ),
+    NotOffered(
+        "norms of samples are those of uncentred kernels",
+        "use centre=False, or estimator='blocks'",
+        estimator=("ratio",),
+        centre=(True,),
+    ),
     NotOffered(
         "{index} needs blocks of shared samples: {obstacle}",
         "record both on the same samples, or use index='cka'",
@@ -122,4 +140,17 @@ def check_names(
     known = {"kernel": KERNELS, "index": INDICES, "estimator": ESTIMATORS_OF[use]}
     for name, (what, names) in zip((kernel, index, estimator), known.items(), strict=True):
         if name not in names:
-            raise DataError(f"{what} must be one of {', '.join(names)}; found {name!r}")
+            taken = [x for x in names if not _never_taken(use, what, x)]
+            raise DataError(f"{what} must be one of {', '.join(taken)}; found {name!r}")
+
+
+def _never_taken(use: Use, what: str, name: str) -> bool:
+    """Whether a name is refused whatever else is asked."""
+    others = {"kernel", "index", "estimator", "centre"} - {what}
+    every = NotOffered("", "")
+    return any(
+        use in rule.use
+        and name in getattr(rule, what)
+        and all(getattr(rule, x) == getattr(every, x) for x in others)
+        for rule in NOT_OFFERED
+    )

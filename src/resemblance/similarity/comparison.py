@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,37 @@ import numpy as np
 
 from .._atomic_files import write_atomically
 from .._by_content import by_content
-from ..errors import FormatError, optional
-from .combinations import Estimator, Index, Kernel
+from .._shown_text import shown
+from ..errors import DataError, FormatError, optional
+from ..representation import schema
+from ..representation.schema import COUNT, TABLE, TEXT, YES_NO, Rule, list_of, one_of, or_null
+from .combinations import ESTIMATORS, INDICES, KERNELS, Estimator, Index, Kernel
+from .error_bars import student_t
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+_MANY = 1000.0  # degrees of freedom: nearly normal
+_LATER = ("df", "replicates", "n_eff", "effective_blocks")  # not in files of 0.1
+_RULES = {  # of a file
+    "comparison": Rule("1", lambda x: type(x) is int and x == 1),
+    "models": list_of(TEXT, 2, 2),
+    "rows": list_of(TEXT, 1),
+    "columns": list_of(TEXT, 1),
+    "scores": TABLE,
+    "stderr": TABLE,
+    "chance": or_null(TABLE),
+    "chance_high": or_null(TABLE),
+    "kernel": one_of(*KERNELS),
+    "index": one_of(*INDICES),
+    "centre": YES_NO,
+    "estimator": one_of(*ESTIMATORS),
+    "paired": YES_NO,
+    "samples": list_of(COUNT, 2, 2),
+    "notes": list_of(TEXT),
+    **{key: schema.optional(or_null(TABLE)) for key in _LATER},
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +63,14 @@ class Match:
 @by_content
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Similarities of the layers of two networks. Rows are layers of `a`, columns those of `b`."""
+    """Similarities of the layers of two networks. Rows are layers of `a`, columns those of `b`.
+
+    `stderr` says how far a score may lie from its target. Of up to 1,024 samples the score itself
+    is exact, and the target is what as many samples drawn anew would score on average. Beyond, the
+    score is estimated from a part of all pairs, and the target is the score of all samples that
+    were recorded. `cka-debiased` does not depend on the number of samples: its target is always the
+    population's. None of them covers another training run.
+    """
 
     models: tuple[str, str]
     rows: tuple[str, ...]
@@ -54,6 +86,11 @@ class Comparison:
     paired: bool  # whether both saw the same samples
     samples: tuple[int, int]  # that entered the scores
     notes: tuple[str, ...]
+    df: np.ndarray | None = None  # degrees of freedom of `stderr`, see `interval`
+    replicates: np.ndarray | None = None  # (groups, rows): of each row with its counterpart, the
+    # scores with one group of samples left out
+    n_eff: tuple[np.ndarray, np.ndarray] | None = None  # samples that carry a kernel, each side's
+    effective_blocks: np.ndarray | None = None  # (rows, columns): that carry a score
 
     def __repr__(self) -> str:
         return f"Comparison({self.models[0]!r}, {self.models[1]!r}, {self.heading})"
@@ -95,33 +132,74 @@ class Comparison:
         scores = (float(row[j]) for row, j in zip(self.scores, columns, strict=True))
         return tuple(self.columns[j] for j in columns), tuple(scores)
 
-    def by_layer(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Score, standard error and chance (mean, high) of each row with its counterpart.
+    def counterparts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where in the table each row stands with its counterpart, as indices.
 
         The counterpart is the layer of the same name where all agree, else the aligned one.
         """
         names = self.rows if self.same_layers else self.match().aligned
-        at = (np.arange(len(self.rows)), [self.columns.index(name) for name in names])
+        return np.arange(len(self.rows)), np.array([self.columns.index(name) for name in names])
+
+    def by_layer(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Score, standard error and chance (mean, high) of each row with its counterpart."""
+        at = self.counterparts()
         chance = None
         if self.chance is not None and self.chance_high is not None:
             chance = np.stack([self.chance[at], self.chance_high[at]])
         return self.scores[at], self.stderr[at], chance
 
+    def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+        """The lower and upper ends of intervals that hold the target of each score (see above).
+
+        Student's t, with as many degrees of freedom as the standard errors were seen to have: few
+        where few samples carry a score. Ends are kept in the range of the index. Bias, which
+        buckets and NBS have, is not covered.
+        """
+        if not 0 < level < 1:
+            raise DataError(f"level must lie between 0 and 1; found {level!r}")
+        df = np.full(self.scores.shape, _MANY) if self.df is None else self.df
+        wide = student_t(level, df) * self.stderr
+        low = -1.0 if self.index in ("cka-debiased", "rsa") else 0.0
+        return np.clip(self.scores - wide, low, 1.0), np.clip(self.scores + wide, low, 1.0)
+
+    def mean(self) -> tuple[float, float]:
+        """The mean over rows with their counterparts, and its standard error.
+
+        See `mean_over_layers`: layers without a score are left out.
+        """
+        value, error = mean_over_layers(self.by_layer()[0], self.replicates)
+        return float(value), float(error)
+
+    def carried_by(self) -> str | None:
+        """On how many samples, and blocks of them, scores rest, in words; None if not known."""
+        at = rows, columns = self.counterparts()
+        if self.n_eff is None:
+            return None
+        samples = np.minimum(self.n_eff[0][rows], self.n_eff[1][columns])
+        if not np.isfinite(samples).any():
+            return None
+        out = f"Kernels rest on {_from_to(samples)} of {self.samples[0]:,} samples (n_eff)"
+        if self.effective_blocks is not None and np.isfinite(self.effective_blocks[at]).any():
+            out += f", scores on {_from_to(self.effective_blocks[at])} blocks"
+        return out
+
     def summary(self) -> str:
         """The comparison in a few plain sentences."""
         value, error, chance = self.by_layer()
-        lines = [f"{self.models[0]} and {self.models[1]}: {self.heading}."]
+        lines = [f"{shown(self.models[0])} and {shown(self.models[1])}: {self.heading}."]
         if np.isnan(value).all():
             lines.append("No layer has a defined score.")
         else:
             which = "same-named" if self.same_layers else "aligned"
+            missing = int(np.isnan(value).sum())
+            without = f" ({missing} without a score left out)" if missing else ""
             most, least = (
-                f"{self.rows[i]} ({_with_error(value[i], error[i])})"
+                f"{shown(self.rows[i])} ({_with_error(value[i], error[i])})"
                 for i in (np.nanargmax(value), np.nanargmin(value))
             )
             lines.append(
-                f"Mean over {which} layers {np.nanmean(value):.3f}; most alike at {most}, least at "
-                f"{least}."
+                f"Mean over {which} layers {_with_error(*self.mean())}{without}; most alike at "
+                f"{most}, least at {least}."
             )
             if chance is not None:
                 lines.append(
@@ -129,6 +207,8 @@ class Comparison:
                     f"{(value > chance[1]).sum()} of {len(value)} layers lie above the 95 % level "
                     "of chance."
                 )
+        if carried := self.carried_by():
+            lines.append(f"{carried}.")
         return "\n".join([*lines, *(f"Note: {note}." for note in self.notes)])
 
     def plot(self) -> Figure:
@@ -141,7 +221,7 @@ class Comparison:
         left, right = figure.subplots(1, 2, width_ratios=[wide, 5.0])
         image = plot.heatmap(left, self.scores, self.rows, self.columns)
         figure.colorbar(image, ax=left, shrink=0.8, pad=0.02)
-        left.set(xlabel=self.models[1], ylabel=self.models[0])
+        left.set(xlabel=plot.literal(self.models[1]), ylabel=plot.literal(self.models[0]))
         value, error, chance = self.by_layer()
         plot.curve(right, value, error, self.rows, chance=chance)
         right.set_ylim(min(0.0, float(np.nanmin(value, initial=0.0))), 1.03)
@@ -154,17 +234,29 @@ class Comparison:
         return figure
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row for each pair of layers: row, column, score, stderr, chance, chance_high."""
+        """One row for each pair of layers: row, column, score, stderr, low, high (of the 95 %
+        interval), df, chance, chance_high, and what carries it: n_eff_row, n_eff_column,
+        effective_blocks."""
         shape = self.scores.shape
         blank = np.full(shape, np.nan)
+        low, high = self.interval()
+        of_rows, of_columns = (blank[:, 0], blank[0]) if self.n_eff is None else self.n_eff
         return optional("pandas", "pandas", "frames").DataFrame(
             {
                 "row": np.repeat(self.rows, shape[1]),
                 "column": np.tile(self.columns, shape[0]),
                 "score": self.scores.ravel(),
                 "stderr": self.stderr.ravel(),
+                "low": low.ravel(),
+                "high": high.ravel(),
+                "df": (blank if self.df is None else self.df).ravel(),
                 "chance": (blank if self.chance is None else self.chance).ravel(),
                 "chance_high": (blank if self.chance_high is None else self.chance_high).ravel(),
+                "n_eff_row": np.repeat(of_rows, shape[1]),
+                "n_eff_column": np.tile(of_columns, shape[0]),
+                "effective_blocks": (
+                    blank if self.effective_blocks is None else self.effective_blocks
+                ).ravel(),
             }
         )
 
@@ -182,20 +274,62 @@ class Comparison:
         """The Comparison in a file that `save` wrote."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-            if content["comparison"] != 1:
-                raise ValueError(f"version {content['comparison']!r}, expected 1")
-            values = {f.name: content[f.name] for f in fields(Comparison)}
+            if type(content) is not dict:
+                raise ValueError("expected an object")
+            schema.check_part("", content, _RULES)
+            values = {f.name: content[f.name] for f in fields(Comparison) if f.default is MISSING}
+            values |= {key: content.get(key) for key in _LATER}
             shape = (len(values["rows"]), len(values["columns"]))
-            for key in ("scores", "stderr", "chance", "chance_high"):
+            for key in ("scores", "stderr", "chance", "chance_high", "df", "effective_blocks"):
                 if values[key] is not None:
                     values[key] = np.array(values[key], dtype=float).reshape(shape)
+            if values["replicates"] is not None:
+                values["replicates"] = np.array(values["replicates"], float).reshape(-1, shape[0])
+            if values["n_eff"] is not None:
+                sides = zip(values["n_eff"], shape, strict=True)
+                values["n_eff"] = tuple(np.array(x, dtype=float).reshape(n) for x, n in sides)
             for key in ("models", "rows", "columns", "samples", "notes"):
                 values[key] = tuple(values[key])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (FormatError, OSError, ValueError, TypeError, RecursionError) as error:
             raise FormatError(
-                f"{path} is not a comparison written by Comparison.save ({error!r}); save it again"
+                f"{path} is not a comparison written by Comparison.save ({error}); save it again"
             ) from error
         return Comparison(**values)
+
+
+def mean_over_layers(
+    scores: np.ndarray,  # (layers, ...)
+    replicates: np.ndarray | None = None,  # (groups, layers, ...)
+) -> tuple[np.ndarray, np.ndarray]:
+    """The mean over layers and its standard error: the one definition, for everyone.
+
+    The mean is over the layers that have a score, which are in their range one by one; NaN where
+    none has. The standard error is the jackknife's, from the scores with each group of samples left
+    out, so it knows that layers see the same samples; NaN where those are not known.
+
+    >>> left_out = np.array([[0.4, 0.9], [0.6, 0.9]])  # the second layer does not move
+    >>> mean, error = mean_over_layers(np.array([0.5, 0.9]), left_out)
+    >>> round(float(mean), 3), round(float(error), 3)
+    (0.7, 0.05)
+    """
+    there = np.isfinite(scores)
+    number = there.sum(0)
+
+    def mean(x: np.ndarray, axis: int) -> np.ndarray:
+        total = np.where(there, x, 0.0).sum(axis)
+        return np.where(number > 0, total / np.maximum(number, 1), np.nan)
+
+    if replicates is None:
+        return mean(scores, 0), np.full(number.shape, np.nan)
+    left_out = mean(replicates, 1)
+    k = len(left_out)
+    variance = ((left_out - left_out.mean(0)) ** 2).sum(0) * (k - 1) / max(k, 1)
+    return mean(scores, 0), np.sqrt(variance) if k > 1 else np.full(number.shape, np.nan)
+
+
+def _from_to(numbers: np.ndarray) -> str:
+    ends = (f"{end(numbers):,.0f}" for end in (np.nanmin, np.nanmax))
+    return " to ".join(dict.fromkeys(ends))
 
 
 def _with_error(value: float, error: float) -> str:

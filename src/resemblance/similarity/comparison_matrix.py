@@ -29,6 +29,8 @@ class ComparisonMatrix:
     index: Index
     centre: bool
     samples: int
+    averaged: np.ndarray  # (models, models) layers that have a score, which is their mean
+    n_eff: np.ndarray  # (models, layers) samples that carry a layer's kernel
 
     @property
     def heading(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,8 +86,8 @@ def nuclear_of_pairs(a: Tensor, b: Tensor) -> Tensor:  # (L1, n, r), (L2, n, s) 
     return torch.stack([nuclear(x[None], b) for x in a])
 
 
-def cosines(x: Tensor, y: Tensor) -> Tensor:  # (L1, n), (L2, n) -> (L1, L2)
-    return x @ y.T / norms((x * x).sum(1), (y * y).sum(1))
+def cosines(x: Tensor, y: Tensor) -> Tensor:  # (..., L1, n), (..., L2, n) -> (..., L1, L2)
+    return x @ y.mT / norms((x * x).sum(-1), (y * y).sum(-1))
 
 
 def norms(x: Tensor, y: Tensor) -> Tensor:  # (..., L1), (..., L2) -> (..., L1, L2)
@@ -96,9 +97,9 @@ def norms(x: Tensor, y: Tensor) -> Tensor:  # (..., L1), (..., L2) -> (..., L1, 
 
 
 def _pair(k1: Any, k2: Any) -> tuple[Tensor, Tensor]:
-    a, b = (torch.as_tensor(k).detach().cpu().double() for k in (k1, k2))
+    a, b = _matrix(k1), _matrix(k2)
     for k in (a, b):
-        if k.ndim != 2 or k.shape[0] != k.shape[1]:
+        if k.ndim != 2 or k.shape[0] != k.shape[1] or not len(k):
             raise DataError(f"expected a square kernel matrix, found shape {tuple(k.shape)}")
         if not torch.isfinite(k).all():
             raise DataError("expected finite kernels, found NaN or Inf; repair the features")
@@ -108,6 +109,21 @@ def _pair(k1: Any, k2: Any) -> tuple[Tensor, Tensor]:
             "compare recordings of different data through their buckets"
         )
     return a, b
+
+
+def _matrix(given: Any) -> Tensor:
+    if isinstance(given, np.ndarray):
+        given = given.astype(given.dtype.newbyteorder("="), copy=False)
+    try:
+        found = torch.as_tensor(given).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"expected a kernel matrix of numbers, found {type(given).__name__}; for recordings "
+            "use compare"
+        ) from error
+    if found.is_complex():
+        raise DataError(f"expected a kernel matrix of real numbers, found {found.dtype}")
+    return found.double()
 
 
 def _semi_definite(k: Tensor) -> Tensor:

@@ -37,8 +37,8 @@ def needs(kernel: Kernel) -> tuple[Kind, ...]:
 
 
 def traces(layers: Iterable[Layer], kind: Kind) -> Tensor:  # (L,)
-    """Tr K_f or Tr K_g of each layer over all samples, to the precision of float32."""
-    return torch.tensor([x.recorded(kind).trace for x in layers]).double()
+    """Tr K_f or Tr K_g of each layer over all samples, to the precision of float32, never zero."""
+    return torch.tensor([x.recorded(kind).trace for x in layers]).double().clamp_min(1e-300)
 
 
 def entries(kernel: Kernel, parts: Mapping[Kind, Tensor]) -> Tensor:

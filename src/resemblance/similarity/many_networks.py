@@ -8,89 +8,127 @@ t × R product a block and layer, and each Gram matrix is read once.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .._ops.device_choice import usable
+from .._whole_numbers import whole_number
 from ..errors import DataError, MismatchError, ResemblanceWarning
+from ..representation.as_given import Given, recordings
 from ..representation.layer import Layer
 from ..representation.representation import Representation
-from . import block_estimates, combinations, indices
+from . import block_estimates, combinations, indices, whole_estimates
 from .combinations import Kernel, Question
+from .comparison import mean_over_layers
 from .comparison_matrix import ComparisonMatrix
-from .pair_sums import factors, least_visible, level_in_place
+from .error_bars import effective
+from .pair_sums import factors, level_in_place
 from .two_networks import check_recorded, constant_layer, no_blocks
+from .whole_estimates import is_whole
 
 _ROWS = 256  # kernels of blocks to work on at a time
+_FEW, _SAMPLES = 32, 2048  # networks that are compared on all samples; enough samples for more
 
 
 def compare_all(
-    reps: Sequence[Representation],
+    reps: Iterable[Given],
     *,
     kernel: Kernel = "product",
     index: Literal["cka", "cka-debiased"] = "cka",
     centre: bool | None = None,
     layer: str | int | None = None,
-    blocks: int = 16,
+    blocks: int | None = None,
     device: str | torch.device = "cpu",
 ) -> ComparisonMatrix:
     """All pairs of networks recorded on the same samples.
 
     Args:
-        reps: two or more, recorded on the same samples with the same settings.
+        reps: two or more, or paths, recorded on the same samples with the same settings.
         kernel, centre: as in `compare`.
         index: `cka` or `cka-debiased`.
         layer: a name or position to compare at. None averages over matched layers: networks of
             equal depth by position, others by relative depth, at as many depths as the shallowest
             has layers.
-        blocks: how many blocks of samples to use; more is more exact and costs in proportion.
+        blocks: how many blocks of samples to use; more is more exact and costs in proportion. None
+            takes all for up to 32 networks (of small data, the kernel of all samples, where it was
+            kept), and beyond that as many as hold 2,048 samples.
         device: where to compute, such as `"cuda"`; on the CPU by default.
 
-    A layer that is constant on these data makes the scores of its network undefined (NaN), and a
-    warning names it. Bias and standard error: as in `compare`. Cost: about R² · block² / 4
-    multiplications a block and layer, in float32 on kernels whose rows are levelled first, which
-    keeps centring accurate (in float64 on a GPU, which may be set to round float32 products);
-    memory for blocks + 2 matrices R × R in float64.
+    A score is the mean over matched layers as `Comparison.mean` has it: for networks of equal depth
+    that of `compare(estimator="blocks")` on the same samples, to 1e-6 (in float32 on a CPU, on
+    kernels whose rows are levelled first, which keeps centring accurate; in float64 on a GPU, which
+    may be set to round float32 products). A layer that is constant on these data is left out of
+    the means, and a warning names it. Standard error: the jackknife of the mean, over blocks or
+    groups of samples, which says how far it would move with other samples of the same source.
+
+    Cost: about R² · block² / 4 multiplications a block and layer; memory for 2 · blocks + 2
+    matrices R × R in float64.
     """
     combinations.check("compare_all", kernel, index)
-    if blocks < 1:
-        raise DataError(f"blocks must be at least 1; found {blocks}")
+    reps, device = recordings(reps), usable(device)
+    if blocks is not None:
+        blocks = whole_number("blocks", blocks, 1)
     _refuse_incomparable(reps, kernel)
     asked = Question(kernel, index, kernel == "features" if centre is None else centre, "blocks")
     chosen = _matched_layers(reps, layer)
-    depth = len(chosen[0])
-    sizes = reps[0].block_sizes[:blocks]
+    sizes = reps[0].block_sizes[: blocks or _enough(reps)]
     weight = block_estimates.weights(sizes, reps[0].samples, centre=asked.centre)
     runs = block_estimates.runs(sizes, max(1, _ROWS // len(reps)))
     used = [(slice(*run), sizes[run[0]]) for run in runs if weight[run[0]]]
     share = (weight[weight > 0] / weight.sum()).to(device)
+    spans = [(int(end) - n, int(end)) for n, end in zip(sizes, np.cumsum(sizes), strict=True)]
+    spans = [span for span, w in zip(spans, weight, strict=True) if w]
+    exact = [
+        blocks is None and len(reps) <= _FEW and all(is_whole(x, kernel) for x in layers)
+        for layers in zip(*chosen, strict=True)
+    ]
+    if all(exact):
+        spans = list(whole_estimates.groups(reps[0].samples))
     scores = torch.zeros(len(reps), len(reps), dtype=torch.float64, device=device)
-    left_out = torch.zeros(len(share), *scores.shape, dtype=torch.float64, device=device)
-    for layers in zip(*chosen, strict=True):
-        numerators, visible = _numerators(layers, asked, used, reps[0].samples, device)
-        numerators.mul_(share[:, None, None])
-        visible.mul_(share[:, None])
-        whole, seen = numerators.sum(0), visible.sum(0)
-        scores += _normalised(whole, seen) / depth
-        for i in range(len(share)):
-            left_out[i] += _normalised(whole - numerators[i], seen - visible[i]) / depth
-        constant = (whole.diagonal() <= seen).tolist()
-        for rep, x, dead in zip(reps, layers, constant, strict=True):
-            if dead:
+    averaged = torch.zeros_like(scores)
+    left_out = scores.new_zeros(len(spans), *scores.shape)
+    n_eff = []
+    for layers, whole in zip(zip(*chosen, strict=True), exact, strict=True):
+        if whole:
+            here, rest, carried = _of_all(layers, asked, reps[0].samples, spans, device)
+        else:
+            here, rest, carried = _of_blocks(layers, asked, used, share, reps[0].samples, device)
+        there = here.isfinite()
+        averaged += there
+        scores += here.clamp(0.0 if index == "cka" else -1.0, 1.0).where(there, 0.0)
+        left_out += rest.where(there, 0.0)
+        n_eff.append(carried)
+        for rep, x, alive in zip(reps, layers, there.diagonal().tolist(), strict=True):
+            if not alive:
                 warnings.warn(constant_layer(rep.name, x.name), ResemblanceWarning, stacklevel=2)
+    # each is a mean already, so that one definition has the rest
+    means = (x.div_(averaged).cpu().numpy() for x in (scores[None], left_out[:, None]))
+    value, error = mean_over_layers(*means)
     return ComparisonMatrix(
         models=tuple(rep.name for rep in reps),
-        scores=scores.cpu().clamp(0.0 if index == "cka" else -1.0, 1.0).numpy(),
-        stderr=block_estimates.jackknife(left_out.cpu()).numpy(),
+        scores=value,
+        stderr=error,
         layers=tuple(tuple(x.name for x in row) for row in chosen),
         kernel=kernel,
         index=index,
         centre=asked.centre,
         samples=_samples(used),
+        averaged=averaged.int().cpu().numpy(),
+        n_eff=torch.stack(n_eff, 1).cpu().numpy(),
     )
+
+
+def _enough(reps: Sequence[Representation]) -> int:
+    """How many blocks to use unless asked: all for a few networks, 2,048 samples for many."""
+    sizes = reps[0].block_sizes
+    if len(reps) <= _FEW:
+        return len(sizes)
+    before = np.cumsum([0, *sizes[:-1]])
+    return int((before < _SAMPLES).sum())
 
 
 def _refuse_incomparable(reps: Sequence[Representation], kernel: Kernel) -> None:
@@ -114,31 +152,68 @@ def _matched_layers(reps: Sequence[Representation], layer: str | int | None) -> 
     return [[rep[int(i)] for i in np.rint(at * (len(rep) - 1))] for rep in reps]
 
 
+def _of_all(
+    layers: Sequence[Layer],
+    asked: Question,
+    samples: int,
+    spans: whole_estimates.Spans,
+    device: str | torch.device,
+) -> tuple[Tensor, Tensor, Tensor]:  # (R, R), (k, R, R), (R,)
+    """Scores from kernels of all samples, without each span of them, and n_eff."""
+    found = whole_estimates.scores(layers, layers, asked, samples, spans, None, device)
+    assert found.replicates is not None
+    assert found.n_eff is not None
+    parts = (found.scores, found.replicates, found.n_eff[0])
+    value, rest, n_eff = (torch.from_numpy(x).to(device) for x in parts)
+    return value, rest, n_eff
+
+
+def _of_blocks(
+    layers: Sequence[Layer],
+    asked: Question,
+    used: Sequence[tuple[slice, int]],
+    share: Tensor,  # (k,) each block's part in the whole
+    samples: int,
+    device: str | torch.device,
+) -> tuple[Tensor, Tensor, Tensor]:  # (R, R), (k, R, R), (R,)
+    """Scores from blocks, without each of them, and n_eff."""
+    numerators, visible, n_eff = _numerators(layers, asked, used, samples, device)
+    numerators.mul_(share[:, None, None])
+    visible.mul_(share[:, None])
+    whole, seen = numerators.sum(0), visible.sum(0)
+    for numerator, least in zip(numerators, visible, strict=True):
+        numerator.copy_(_normalised(whole - numerator, seen - least))
+    return _normalised(whole, seen), numerators, n_eff
+
+
 def _numerators(
     layers: Sequence[Layer],
     asked: Question,
     used: Sequence[tuple[slice, int]],  # blocks to be read together, and the samples of each
     samples: int,
     device: str | torch.device,
-) -> tuple[Tensor, Tensor]:  # (k, R, R), (k, R) float64
-    """⟨K1, K2⟩ of every pair of layers, block by block, and what is round-off of ⟨K1, K1⟩."""
-    out, visible = [], []
+) -> tuple[Tensor, Tensor, Tensor]:  # (k, R, R), (k, R), (R,) float64
+    """⟨K1, K2⟩ of every pair of layers, block by block, the round-off of ⟨K1, K1⟩, and n_eff."""
+    out, visible, diagonals = [], [], []
+    read, unit, loose = block_estimates.read, float(_samples(used)), asked.centre
     for which, n in used:
         shape = (which.stop - which.start, len(layers), -1)
-        triangle, diagonal = block_estimates.read(
-            layers, asked.kernel, which, n, device, unit=_samples(used)
-        )
-        visible.append(least_visible(diagonal.double()).view(shape[:2]))
+        triangle, diagonal = read(layers, asked.kernel, which, n, device, unit, loose=loose)
+        least = torch.zeros(len(diagonal), dtype=torch.float64)
+        if loose or asked.index != "cka":  # else the diagonal alone lies far above round-off
+            least = block_estimates.round_off(layers, asked.kernel, which, n, unit)
+        visible.append(least.view(shape[:2]).to(device))
         if asked.centre:
             diagonal = level_in_place(triangle, diagonal)
         # Of the nine sums three remain, as levelled rows sum to zero.
         c = factors(asked.index, n, samples, centre=asked.centre)
         d = diagonal.double().view(shape)
         total = d.sum(2, keepdim=True)
+        diagonals.append(d.permute(0, 2, 1).flatten(0, 1))
         products = torch.stack([symmetric_product(x) for x in triangle.view(shape)]).double()
         products.mul_(2 * c[0]).baddbmm_(d, d.mT, alpha=float(c[2]))
         out.append(products.baddbmm_(total, total.mT, alpha=float(c[6])))
-    return torch.cat(out), torch.cat(visible)
+    return torch.cat(out), torch.cat(visible), effective(torch.cat(diagonals))
 
 
 def _samples(used: Sequence[tuple[slice, int]]) -> int:

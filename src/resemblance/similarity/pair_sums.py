@@ -22,7 +22,9 @@ from .combinations import Index
 # Kernel entries are stored as 16-bit correlations, whose rounding has variance 8e-11. A layer whose
 # squared entries, centred, lie below this share of its diagonal squared is constant as far as
 # one can see.
-_FINEST_SQUARE = 1e-9
+FINEST_SQUARE = 1e-9
+# Vectors themselves are float32: differences below 1e-6 of their mean are its rounding.
+FINEST_FLOAT = 1e-24
 
 
 def counts(n: float) -> tuple[float, float, float, float]:
@@ -78,7 +80,9 @@ def level_in_place(triangle: Tensor, diagonal: Tensor) -> Tensor:
     sums = torch.zeros_like(diagonal)
     for start, stop in parts:
         sums.addmm_(triangle[:, start:stop], _members(n, start, stop).to(sums))
-    u = sums / (n - 2) - sums.sum(1, keepdim=True) / (2 * (n - 1) * (n - 2))
+    u = sums / 2  # two samples have one entry, of which nothing is left
+    if n > 2:
+        u = sums / (n - 2) - sums.sum(1, keepdim=True) / (2 * (n - 1) * (n - 2))
     for start, stop in parts:
         triangle[:, start:stop].addmm_(u, _members(n, start, stop).to(u).T, alpha=-1)
     return diagonal - 2 * u
@@ -181,4 +185,4 @@ def least_visible(diagonal: Tensor) -> Tensor:  # (L, n) -> (L,)
     """What ⟨K, K⟩ of a block must exceed to be more than the round-off of its entries."""
     n = diagonal.shape[-1]
     corners = diagonal.sum(1) ** 2 - (diagonal * diagonal).sum(1)
-    return _FINEST_SQUARE * corners / (n * (n - 1))
+    return FINEST_SQUARE * corners / (n * (n - 1))

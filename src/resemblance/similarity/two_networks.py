@@ -1,21 +1,35 @@
 """`compare`: two Representations in, a table of similarities with standard errors out.
 
 This module decides which estimator is used, and refuses files that cannot be compared. The
-arithmetic is in `block_estimates` and `block_spectra` (exact kernels of shared samples) and in
-`bucket_estimates` (sketches of any data), the result in `comparison`.
+arithmetic is in `whole_estimates` (exact kernels of all samples), `block_estimates`,
+`ratio_estimates` and `block_spectra` (of some of them) and in `bucket_estimates` (sketches of any
+data), the result in `comparison`.
 """
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Literal
 
+import numpy as np
 import torch
 
+from .._ops.device_choice import usable
 from ..errors import MismatchError, ResemblanceWarning
+from ..representation.as_given import Given, recording
 from ..representation.representation import Representation, difference
-from . import block_estimates, block_spectra, bucket_estimates, combinations, kernels
+from . import (
+    block_estimates,
+    block_spectra,
+    bucket_estimates,
+    combinations,
+    kernels,
+    ratio_estimates,
+    whole_estimates,
+)
+from .block_estimates import Estimate
 from .combinations import Estimator, Index, Kernel, Question
 from .comparison import Comparison
 
@@ -23,20 +37,34 @@ _UNPAIRED = (
     "the two networks saw different samples, which are paired by position alone: such scores mean "
     "little in theory. No labels are needed, so record both on one shared set of samples instead"
 )
+_REORDERED = (
+    "their data go by one name and hold the same samples, but in another order, so that samples "
+    "would be paired wrongly"
+)
 _PRODUCT = (
     "the product of bucket kernels is not a sketch of the product kernel (different samples of a "
     "bucket meet in it): compare such scores only with each other"
 )
 _NBS = (
     "NBS from a sketch or from blocks lies above that of all samples where kernels have many "
-    "directions: compare such scores only with each other"
+    "directions, by up to 0.3 and 0.5 as measured: compare such scores only with each other"
+)
+_SPECTRAL = (
+    "a spectrum from a sketch or from blocks is that of few samples, which makes unlike ones more "
+    "alike, by up to 0.2 and 0.3 as measured: compare such scores only with each other"
+)
+_FEWEST_EFFECTIVE = {True: 100, False: 300}  # samples; whether the kernel of all is known
+_FEWEST_BLOCKS = 12
+_SKETCHED = (
+    "taken from buckets, which hold all samples: few carry these kernels, and most of those lie "
+    "outside of the blocks"
 )
 _TRANSPORT = f"transport inverts K_f on eigenvalues above {kernels.TRANSPORT_FLOOR:g} of their mean"
 
 
 def compare(
-    a: Representation,
-    b: Representation,
+    a: Given,
+    b: Given,
     *,
     kernel: Kernel = "product",
     index: Index = "cka",
@@ -47,7 +75,7 @@ def compare(
     """How alike two networks are, layer by layer, with standard errors and a chance level.
 
     Args:
-        a, b: from `record`, with the same seed and settings.
+        a, b: from `record`, with the same seed and settings, or paths of files that hold them.
         kernel: `features` (same eyes?), `gradients` (same aims?), `product` (both: the paper's),
             `sum`, `elementwise`, `transport`.
         index: `cka`, `cka-debiased` (chance is zero, whatever the number of samples), `nbs`,
@@ -57,13 +85,20 @@ def compare(
             layers wider than the number of samples (Kornblith et al. 2019).
         centre: take the mean over samples off first. None does so for `features`, where the mean
             otherwise drowns everything, and not for the others, as in the paper.
-        estimator: `blocks` (exact kernels of shared samples: unbiased, with a chance level),
-            `buckets` (sketches: any two data sets), `paper` (Algorithm 1 as published). `auto`
-            takes blocks when both networks saw the same samples, else buckets; for `nbs` it
-            takes buckets, whose bias is smaller, but for the product, which they do not sketch.
+        estimator: `blocks` (exact kernels of shared samples, of all of them up to 1,024: unbiased,
+            with a chance level), `ratio` (blocks and the norms of all samples, for plain CKA of
+            kernels that are not centred), `buckets` (sketches: any two data sets), `paper`
+            (Algorithm 1 as published). `auto` takes blocks when both networks saw the same
+            samples, else buckets. Beyond 1,024 samples it takes `ratio` where that is offered, and
+            buckets where few samples carry a kernel that they can sketch, and says so.
+            For `nbs` it takes whole kernels of up to 512 samples, else buckets, whose bias is
+            smaller, but for the product, which they do not sketch.
         device: where to compute, such as `"cuda"`; on the CPU by default.
 
-    Bias and cost: see `block_estimates.scores` and `bucket_estimates.scores`.
+    What standard errors are of is said in `Comparison`; `Comparison.interval` makes intervals of
+    them. Where so few samples carry a kernel that an error bar cannot be trusted, a warning says
+    so. Bias and cost: see `whole_estimates.scores`, `block_estimates.scores`,
+    `ratio_estimates.scores` and `bucket_estimates.scores`.
 
     >>> import torch, resemblance as rs
     >>> x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
@@ -71,15 +106,20 @@ def compare(
     >>> float(rs.compare(rep, rep, kernel="features").scores[0, 0].round(6))
     1.0
     """
+    a, b, device = recording(a), recording(b), usable(device)
     combinations.check_names(kernel, index, estimator)
     check_recorded(a, b, kernel)
     asked = _question(a, b, kernel, index, centre, estimator)
     found = _estimate(a, b, asked, device)
-    paired, blocks = same_samples(a, b), asked.estimator == "blocks"
+    paired, blocks = same_samples(a, b), asked.estimator in ("blocks", "ratio")
+    chosen = estimator == "auto" and no_blocks(a, b) is None
+    whole = asked.estimator == "blocks" and all(x.all() for x in whole_layers(a, b, asked))
     notes = [
         *([_PRODUCT] if kernel == "product" and asked.estimator == "buckets" else []),
-        *([_NBS] if index == "nbs" else []),
+        *([_NBS] if index == "nbs" and not whole else []),
+        *([_SPECTRAL] if index == "spectral" and not whole else []),
         *([_TRANSPORT] if kernel == "transport" else []),
+        *([_SKETCHED] if chosen and asked.estimator == "buckets" and index == "cka" else []),
     ]
     alarms = [] if paired or index == "spectral" else [_UNPAIRED]
     constant = [
@@ -89,9 +129,10 @@ def compare(
         if not live
     ]
     alarms += dict.fromkeys(constant)  # once, also when a network is compared with itself
+    alarms += _untrusted(a, found)
     for alarm in alarms:
         warnings.warn(alarm, ResemblanceWarning, stacklevel=2)
-    return Comparison(
+    result = Comparison(
         models=(a.name, b.name),
         rows=tuple(a.layer_names),
         columns=tuple(b.layer_names),
@@ -103,7 +144,14 @@ def compare(
         paired=paired,
         samples=(sum(a.block_sizes), sum(b.block_sizes)) if blocks else (a.samples, b.samples),
         notes=(*notes, *alarms),
+        df=found.df,
+        n_eff=None if found.n_eff is None else (found.n_eff[0], found.n_eff[1]),
+        effective_blocks=found.effective_blocks,
     )
+    if found.replicates is None:
+        return result
+    rows, columns = result.counterparts()
+    return replace(result, replicates=found.replicates[:, rows, columns])
 
 
 def _question(
@@ -117,20 +165,19 @@ def _question(
     """The question with its defaults, or an error that says why it cannot be answered."""
     no_block = no_blocks(a, b, paired=index != "spectral")
     no_bucket = no_buckets(a, b)
-    if estimator == "auto":
-        # NBS grows with fewer samples than directions, and there are more buckets than block rows
-        more = not no_bucket and a.settings.buckets > a.settings.block
-        sketched = index == "nbs" and kernel != "product" and more
-        estimator = "buckets" if no_block or sketched else "blocks"
     if centre is None:
         centre = kernel == "features" and estimator != "paper"
+    if estimator == "auto":
+        estimator = _best(a, b, Question(kernel, index, centre, "blocks"), no_block, no_bucket)
     combinations.check("compare", kernel, index, estimator, centre, obstacle=no_block)
-    if estimator == "blocks" and no_block:
+    if estimator in ("blocks", "ratio") and no_block:
         raise MismatchError(
             f"blocks cannot be compared: {no_block}; record both with the same data, seed and "
             "block size, or use estimator='buckets'"
         )
-    if estimator != "blocks" and no_bucket:
+    if estimator == "ratio" and not _norms_known(a, b, kernel):
+        raise MismatchError(ratio_estimates.NO_NORMS)
+    if estimator in ("buckets", "paper") and no_bucket:
         raise MismatchError(
             f"buckets cannot be compared: {no_bucket}; record both with the same sketch"
             + (f" (nor can blocks: {no_block})" if no_block else ", or use estimator='blocks'")
@@ -138,17 +185,120 @@ def _question(
     return Question(kernel, index, centre, estimator)
 
 
+def _best(
+    a: Representation,
+    b: Representation,
+    asked: Question,
+    no_block: str | None,
+    no_bucket: str | None,
+) -> Estimator:
+    """What `auto` takes."""
+    if no_block:
+        return "buckets"
+    if asked.index == "nbs":
+        # it grows with fewer samples than directions, and there are more buckets than block rows
+        more = not no_bucket and a.settings.buckets > a.settings.block
+        held = asked.kernel != "product" and not (asked.kernel == "transport" and asked.centre)
+        exact = all(x.all() for x in whole_layers(a, b, asked))
+        return "buckets" if more and held and not exact else "blocks"
+    plain = asked.index == "cka" and not asked.centre
+    known = asked.kernel not in ("elementwise", "transport") and _norms_known(a, b, asked.kernel)
+    if not plain or not known or a.samples <= block_estimates.FEW:
+        return "blocks"
+    sketched = asked.kernel != "product" and not no_bucket
+    heavy = sketched and all(ratio_estimates.few_carry(rep, asked.kernel) for rep in (a, b))
+    return "buckets" if heavy else "ratio"
+
+
+def _norms_known(a: Representation, b: Representation, kernel: Kernel) -> bool:
+    return all(ratio_estimates.norms(rep, kernel) is not None for rep in (a, b))
+
+
 def _estimate(
     a: Representation, b: Representation, asked: Question, device: str | torch.device
-) -> block_estimates.Estimate:
+) -> Estimate:
+    if asked.estimator == "ratio":
+        return ratio_estimates.scores(a, b, asked, device)
     if asked.estimator != "blocks":
-        return bucket_estimates.scores(a, b, asked, device)
+        found = bucket_estimates.scores(a, b, asked, device)
+        sketched = asked.estimator == "buckets" and asked.kernel not in ("product", "transport")
+        many = same_samples(a, b) and a.samples > block_estimates.FEW
+        if asked.index == "cka" and sketched and many:
+            found = found.with_errors(bucket_estimates.sketch_errors(a, b, asked, device))
+        return found
+    rows, columns = whole_layers(a, b, asked)
+    if rows.all() and columns.all():
+        spans = whole_estimates.groups(a.samples)
+        return whole_estimates.scores(
+            a.layers, b.layers, asked, a.samples, spans, a.settings.seed, device
+        )
+    found = _from_blocks(a, b, asked, device)
+    if not rows.any() or not columns.any():
+        return found
+    # the rest of the table is exact; the same blocks are left out in all of it
+    weight = block_estimates.weights(
+        a.block_sizes, a.samples, centre=block_estimates.is_centred(asked)
+    )
+    ends = [0, *np.cumsum(a.block_sizes).tolist()]
+    spans = [span for span, w in zip(itertools.pairwise(ends), weight, strict=True) if w]
+    exact = whole_estimates.scores(
+        [x for x, whole in zip(a, rows, strict=True) if whole],
+        [x for x, whole in zip(b, columns, strict=True) if whole],
+        asked,
+        a.samples,
+        spans,
+        a.settings.seed,
+        device,
+    )
+    return found.with_part(exact, rows, columns)
+
+
+def whole_layers(
+    a: Representation, b: Representation, asked: Question
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which layers of both hold the kernel of all samples, if that is what is to be compared."""
+    rows, columns = (
+        np.array([whole_estimates.is_whole(layer, asked.kernel) for layer in rep]) for rep in (a, b)
+    )
+    offered = asked.index in whole_estimates.INDICES and same_samples(a, b)
+    if asked.index == "nbs":
+        offered &= a.samples <= whole_estimates.NBS_SAMPLES
+    if asked.index in ("nbs", "spectral"):  # which have no left-out blocks to share
+        offered &= bool(rows.all() and columns.all())
+    return rows & offered, columns & offered
+
+
+def _from_blocks(
+    a: Representation, b: Representation, asked: Question, device: str | torch.device
+) -> Estimate:
     if asked.index == "nbs":
         return block_spectra.nbs_scores(a, b, asked, device)
     if asked.index == "spectral":
         together = same_samples(a, b) and a.block_numbers == b.block_numbers
         return block_spectra.spectral_scores(a, b, asked, device, paired=together)
     return block_estimates.scores(a, b, asked, device)
+
+
+def _untrusted(a: Representation, found: Estimate) -> list[str]:
+    """What to say where too few samples, or blocks of them, carry a score to judge its error."""
+    if found.n_eff is None:
+        return []
+    few = a.samples <= block_estimates.FEW
+    limit = min(_FEWEST_EFFECTIVE[few], sum(a.block_sizes) / 7)
+    rows, columns = found.n_eff
+    carried = np.minimum(rows[:, None], columns[None, :])
+    doubtful = carried < limit
+    if found.effective_blocks is not None:
+        doubtful |= found.effective_blocks < min(_FEWEST_BLOCKS, len(a.block_sizes) / 4)
+    doubtful &= np.isfinite(found.scores) & (found.scores < 1)
+    if not doubtful.any():
+        return []
+    return [
+        f"{doubtful.sum()} of {doubtful.size} error bars cannot be trusted: their kernels are "
+        f"carried by the equivalent of {carried[doubtful].min():.0f} samples (n_eff) of the "
+        f"{sum(a.block_sizes):,} in them. Record more samples, or gradients with another beta, "
+        "which sets how unequal samples are"
+    ]
 
 
 def constant_layer(model: str, name: str) -> str:
@@ -178,7 +328,20 @@ def no_blocks(a: Representation, b: Representation, *, paired: bool = True) -> s
     trouble = difference(a, b, ("seed", "block"))
     if trouble is None and (a.block_sizes, a.block_numbers) != (b.block_sizes, b.block_numbers):
         return "their blocks hold different samples"
-    return trouble
+    return trouble or (_REORDERED if _reordered(a, b) else None)
+
+
+def _reordered(a: Representation, b: Representation) -> bool:
+    """Whether samples that go by one name are the same ones in another order.
+
+    Where preprocessing made their content differ, their labels tell, if both have them.
+    """
+    same_content = a.data.content == b.data.content
+    known = a.block_hashes is not None and b.block_hashes is not None
+    if known and a.data.content is not None and same_content:
+        return a.block_hashes != b.block_hashes
+    labelled = a.label_hashes is not None and b.label_hashes is not None
+    return labelled and a.data.labels == b.data.labels and a.label_hashes != b.label_hashes
 
 
 def no_buckets(a: Representation, b: Representation) -> str | None:

@@ -6,10 +6,16 @@ touched. The colour map is viridis, which reads the same with and without colour
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from .._atomic_files import check_writable, write_atomically
+from .._shown_text import shown
+from ..errors import DataError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +29,28 @@ def figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def picture(path: Path) -> Path:
+    """Where a picture can be saved, as its ending says how; `.png` is added if there is none."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    path = path if path.suffix else path.with_name(f"{path.name}.png")
+    formats = sorted(FigureCanvasBase.get_supported_filetypes())
+    if path.suffix[1:].lower() not in formats:
+        raise DataError(
+            f"cannot draw {path}: {path.suffix} is no format of matplotlib's; name a file that "
+            f"ends in one of {', '.join(formats)}"
+        )
+    check_writable(path)
+    return path
+
+
+def save(drawn: Figure, path: Path) -> Path:
+    """Write a figure in the format of the file's ending; it appears whole or not at all."""
+    content = io.BytesIO()
+    drawn.savefig(content, format=path.suffix[1:], dpi=150)
+    return write_atomically(path, content.getvalue())
 
 
 def heatmap(
@@ -54,6 +82,8 @@ def curve(
 ) -> None:
     """A line over layers with bars of two standard errors, above a shaded chance level."""
     x = np.arange(len(values))
+    if label is not None:  # a legend leaves out what begins with an underscore
+        label = literal(f" {label}" if label.startswith("_") else label)
     axes.errorbar(x, values, yerr=2 * np.nan_to_num(stderr), fmt="o-", ms=4, capsize=2, label=label)
     if chance is not None:
         axes.fill_between(x, chance[0], chance[1], color="0.8", lw=0, label="chance (mean to 95 %)")
@@ -89,7 +119,7 @@ def clustered(
     image = heatmap(axes, scores[np.ix_(order, order)], labels, labels)
     axes.yaxis.tick_right()
     fig.colorbar(image, ax=axes, shrink=0.7, pad=0.02)
-    fig.suptitle(title, fontsize=11)
+    fig.suptitle(literal(title), fontsize=11)
     return fig
 
 
@@ -98,8 +128,17 @@ def shorten(name: str, limit: int = 28) -> str:
     return name if len(name) <= limit else f"{name[: limit // 2 - 1]}…{name[-limit // 2 :]}"
 
 
+def literal(name: str) -> str:
+    r"""A name to be drawn as it is: no dollar begins a formula, no control is obeyed.
+
+    >>> print(literal("net$x$"))
+    net\$x\$
+    """
+    return shown(name).replace("$", r"\$")
+
+
 def _name(axis: Axis, names: Sequence[str], most: int, rotation: int = 0) -> None:
     """Names along an axis, evenly thinned out where more than `most` would overlap."""
     step = -(-len(names) // most)
-    labels = [shorten(name) for name in names[::step]]
+    labels = [literal(shorten(name)) for name in names[::step]]
     axis.set_ticks(range(0, len(names), step), labels, rotation=rotation, fontsize=8)

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from importlib import resources
 from pathlib import Path
@@ -24,10 +24,12 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
-from .._atomic_files import write_atomically
+from .._atomic_files import check_writable, write_atomically
 from .._progress_bar import progress as progress_bar
+from .._shown_text import shown
 from ..analysis.mean_embedding import adaptation
 from ..errors import DataError, MismatchError, ResemblanceWarning
+from ..representation.as_given import Given, recordings
 from ..representation.representation import Representation
 from ..similarity.clustering import average_linkage, leaf_order
 from ..similarity.combinations import Index, Kernel
@@ -43,7 +45,7 @@ _WORDS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", 
 
 
 def report(
-    reps: Sequence[Representation],
+    reps: Iterable[Given],
     path: str | os.PathLike[str],
     *,
     title: str | None = None,
@@ -52,8 +54,8 @@ def report(
     """Write a page that shows how alike networks are: self-contained, no request leaves it.
 
     Args:
-        reps: one or more from `record`; one alone is compared with itself, layer by layer. Those
-            that share a name get `#2`, `#3` and so on.
+        reps: one or more from `record`, or paths of their files; one alone is compared with itself,
+            layer by layer. Those that share a name get `#2`, `#3` and so on.
         path: of the page; it appears whole or not at all.
         title: of the page. None names the networks.
         progress: True or False; None shows a bar on a terminal.
@@ -62,29 +64,30 @@ def report(
     be, the reason is raised. Cost: one `compare` for each pair, kernel and index; about 11 bytes
     for each of their pairs of layers.
     """
+    check_writable(path)
     content = contents(reps, title=title, progress=progress)
     # JSON inside <script>: no < may start a tag there, and these escapes are JSON's own
     data = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         data = data.replace(character, f"\\u{ord(character):04x}")
     parts = {
-        "title": html.escape(content["title"]),
+        "title": html.escape(shown(content["title"])),
         "style": _asset("report.css"),
         "script": _asset("report.js"),
         "data": data,
     }
     # one pass, so that braces in a name are never taken for a part
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("report.html"))
-    return write_atomically(path, page.encode())
+    return write_atomically(path, page.encode(errors="backslashreplace"))
 
 
 def contents(
-    reps: Sequence[Representation], *, title: str | None = None, progress: bool | None = None
+    reps: Iterable[Given], *, title: str | None = None, progress: bool | None = None
 ) -> dict[str, Any]:
     """Everything the page shows, as plain lists, numbers and strings."""
+    reps = _distinct(recordings(reps))
     if not reps:
         raise DataError("expected at least one Representation to report on, found none")
-    reps = _distinct(reps)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResemblanceWarning)
         compared, missing = _compare_all(reps, progress)
@@ -170,6 +173,8 @@ def _pack(found: Comparison) -> tuple[dict[str, Any], bytes]:
         ranges.append([float(f"{low:.9g}"), float(f"{step:.9g}")])
     names = ("kernel", "index", "centre", "estimator", "paired", "samples", "notes")
     entry: dict[str, Any] = {name: getattr(found, name) for name in names}
+    # of each row with its counterpart: a table of layers with themselves has no such mean
+    entry |= {"mean": plain([round(x, 5) for x in found.mean()]), "carried": found.carried_by()}
     if not found.same_layers:  # the counterpart of each row, and of each column
         turned = replace(found, rows=found.columns, columns=found.rows, scores=found.scores.T)
         entry["aligned"] = [
@@ -185,12 +190,7 @@ def _overview(
     scores, errors = np.full((2, count, count), np.nan)
     for (a, b, *combination), comparison in compared.items():
         if combination == [kernel, index]:
-            value, error, _ = comparison.by_layer()
-            if np.isfinite(value).any():
-                scores[a, b] = scores[b, a] = np.nanmean(value)
-                if np.isfinite(error).any():
-                    # layers' errors go together: their mean bounds the error of the mean
-                    errors[a, b] = errors[b, a] = np.nanmean(error)
+            scores[a, b], errors[a, b] = scores[b, a], errors[b, a] = comparison.mean()
     links = average_linkage(np.clip(1 - np.nan_to_num(scores), 0, None))
     return {
         "kernel": kernel,

@@ -363,7 +363,7 @@ function drawOverview() {
         label: `${names[i]} and ${names[j]}: ${words}`,
         tip: [
           el("span", {}, `${names[i]} × ${names[j]}`), el("b", {}, known(value(i, j)) ? fixed(value(i, j)) : "–"),
-          el("small", {}, known(value(i, j)) ? (known(error) ? `standard error at most ${fixed(error)}` : "mean over layers") : words),
+          el("small", {}, known(value(i, j)) ? (known(error) ? `mean over layers, standard error ${fixed(error)}` : "mean over layers") : words),
         ],
       };
     },
@@ -383,7 +383,7 @@ function drawCard(v) {
   $("card-which").textContent = v ? v.which : "counterpart";
   $("tiles").replaceChildren(...D.kernels.map((kernel) => {
     const here = view(state.a, state.b, kernel, state.index);
-    const score = here ? mean(along(here, "scores")) : NaN, high = here ? mean(along(here, "chance_high")) : NaN;
+    const score = here ? (here.which === "neighbouring" ? mean(along(here, "scores")) : here.mean[0]) : NaN, high = here ? mean(along(here, "chance_high")) : NaN;
     const percent = (x) => `${100 * Math.min(Math.max(x, 0), 1)}%`;
     return el("div", { class: `tile${kernel === state.kernel ? " on" : ""}` },
       el("span", { class: "what" }, KERNELS[kernel][0], el("small", {}, KERNELS[kernel][1])),
@@ -401,7 +401,8 @@ function words(v) {
   const where = (i) => `${v.rows[v.pairs[i][0]]}${v.which === "neighbouring" ? " → " + v.columns[v.pairs[i][1]] : ""} (${measured(value[i], error[i])})`;
   const above = v.pairs.filter((pair) => !isWeak(v, pair) && known(at(v.scores, pair))).length;
   const most = low === high ? `At ${where(low)}.` : `Most alike at ${where(high)}, least at ${where(low)}.`;
-  return `${most}${v.chance ? ` Above chance: ${above} of ${value.length}.` : ""}`;
+  const all = v.which === "neighbouring" || !known(v.mean[0]) ? "" : `Mean over layers ${measured(...v.mean)}. `;
+  return `${all}${most}${v.chance ? ` Above chance: ${above} of ${value.length}.` : ""}`;
 }
 
 function drawPair(v) {
@@ -416,7 +417,7 @@ function drawPair(v) {
   }
   $("pair-body").classList.toggle("no-chance", !v.chance);
   const count = v.samples.map((n) => n.toLocaleString("en"));
-  const source = { blocks: `from exact kernels of ${count[0]} ${self ? "" : "shared "}samples`, buckets: `from sketches of ${v.paired ? count[0] + " shared" : count.join(" and ")} samples` };
+  const source = { blocks: `from exact kernels of ${count[0]} ${self ? "" : "shared "}samples`, ratio: `from exact kernels of parts of ${count[0]} ${self ? "" : "shared "}samples and the norms of all`, buckets: `from sketches of ${v.paired ? count[0] + " shared" : count.join(" and ")} samples` };
   $("heading").textContent = `${indexWords()} of ${kernelWords(v)}, ${source[v.estimator] || v.estimator}${v.paired ? "" : ", which are not paired"}.`;
   $("map-title").replaceChildren("Rows ", coloured(nameA(), "first"), self ? ", columns the same network" : ", columns ", self ? "" : coloured(nameB(), "second"));
   const here = (i, j) => PARTS.map((part) => at(v[part], [i, j]));
@@ -444,7 +445,7 @@ function drawPair(v) {
       tips: (k) => scoreTip(`${v.rows[v.pairs[k][0]]} × ${v.columns[v.pairs[k][1]]}`, ...here(...v.pairs[k])),
     }],
   });
-  $("notes").replaceChildren(...v.notes.map((note) => el("li", {}, `Note: ${note}.`)));
+  $("notes").replaceChildren(...(v.carried ? [el("li", {}, `${v.carried}.`)] : []), ...v.notes.map((note) => el("li", {}, `Note: ${note}.`)));
   const heads = [`Layer of ${nameA()}`, { neighbouring: "Next layer", aligned: "Aligned layer", "same-named": "Namesake" }[v.which], "Score ± error", "Chance, 95 %", self ? "Nearest other layer" : `Nearest layer of ${nameB()}`, "Its score ± error"];
   table($("matches"), heads, v.rows.map((name, i) => {
     const pair = v.pairs.find(([row]) => row === i);

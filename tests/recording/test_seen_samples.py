@@ -1,0 +1,82 @@
+"""Which samples a pass saw: by content, by name, by block."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import networks
+import resemblance as rs
+from resemblance.errors import MismatchError
+from resemblance.recording.seen_samples import SeenSamples
+
+X = torch.randn(48, 6, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(48) % 5
+ORDER = torch.randperm(48, generator=torch.Generator().manual_seed(1))
+
+
+def record(data, **options):
+    return rs.record(networks.seeded(networks.MLP), data, **{"block": 8, **options})
+
+
+def test_content_is_told_whatever_the_name_and_the_order():
+    plain, named, turned = record(X), record(X, data_id="x"), record(X[ORDER])
+    assert plain.data.content == named.data.content == turned.data.content
+    assert plain.data.fingerprint != named.data.fingerprint
+    assert plain.data.fingerprint != turned.data.fingerprint
+    assert record(X + 1).data.content != plain.data.content
+    assert plain.block_hashes == named.block_hashes
+    assert len(set(plain.block_hashes)) == len(plain.block_sizes) == 6
+    assert set(plain.block_hashes).isdisjoint(turned.block_hashes)
+
+
+def test_labels_are_hashed_by_value():
+    plain, labelled = record(X), record((X, Y))
+    assert plain.data.labels is None
+    assert plain.label_hashes is None
+    assert labelled.block_hashes == plain.block_hashes
+    assert labelled.label_hashes is not None
+    assert record((X, Y.int())).data.labels == labelled.data.labels
+    assert record((X, Y + 1)).data.labels != labelled.data.labels
+    words = record((X, [f"class {i}" for i in Y.tolist()]))
+    assert len(words.label_hashes) == 6
+
+
+@pytest.mark.parametrize("batch_size", [3, 8, 16, 48])
+def test_neither_batches_nor_shards_change_a_hash(batch_size):
+    whole = record((X, Y))
+    other = record((X, Y), batch_size=batch_size)
+    merged = rs.merge([record((X, Y), shard=(i, 3), batch_size=batch_size) for i in range(3)])
+    for one in (other, merged):
+        assert one.data.content == whole.data.content
+        assert one.data.labels == whole.data.labels
+        assert one.block_hashes == whole.block_hashes
+        assert one.label_hashes == whole.label_hashes
+
+
+def test_a_permuted_data_set_under_one_name_is_seen():
+    one, two = record(X, data_id="x"), record(X[ORDER], data_id="x")
+    with pytest.raises(MismatchError, match="the same samples, but in another order"):
+        rs.compare(one, two, estimator="blocks")
+
+
+def test_a_permuted_data_set_with_other_preprocessing_is_seen_by_its_labels():
+    one = record((X, Y), data_id="x")
+    scaled = record((2 * X, Y), data_id="x")
+    rs.compare(one, scaled, kernel="features", estimator="blocks")
+    with pytest.raises(MismatchError, match="the same samples, but in another order"):
+        rs.compare(one, record((2 * X[ORDER], Y[ORDER]), data_id="x"), estimator="blocks")
+
+
+def test_skipped_samples_are_in_no_hash():
+    spoilt = X.clone()
+    spoilt[5] = torch.nan
+    rep = record(spoilt, on_bad="skip")
+    seen = SeenSamples(None)
+    rest = X[torch.arange(48) != 5]
+    seen.begin(rest)
+    seen.end(np.arange(47), np.ones(47, bool), [])
+    seen.settle()
+    assert rep.data.content == seen.fingerprints()["content"]
+    assert sum(a != b for a, b in zip(rep.block_hashes, record(X).block_hashes, strict=True)) == 1
