@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 import resemblance as rs
+from resemblance import Representation
 
 from . import digits
 
@@ -64,9 +65,8 @@ def kernel_of(f: np.ndarray, g: np.ndarray, kernel: str) -> np.ndarray:
     return kf * kg if kernel == "product" else kf / np.trace(kf) + kg / np.trace(kg)
 
 
-def compared(nets: list[Vectors], rows: np.ndarray, seed: int, kernel: str) -> dict[str, Any]:
-    """Score, interval, standard error and whether a warning came, layer by layer."""
-    recorded = [
+def recorded(nets: list[Vectors], rows: np.ndarray, seed: int) -> list[Representation]:
+    return [
         rs.record_arrays(
             {name: f[rows] for name, (f, _) in net.items()},
             {name: g[rows] for name, (_, g) in net.items()},
@@ -75,9 +75,13 @@ def compared(nets: list[Vectors], rows: np.ndarray, seed: int, kernel: str) -> d
         )
         for net in nets
     ]
+
+
+def compared(pair: list[Representation], kernel: str) -> dict[str, Any]:
+    """Score, interval, standard error and whether a warning came, layer by layer."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = rs.compare(*recorded, kernel=kernel)  # type: ignore[arg-type]
+        found = rs.compare(*pair, kernel=kernel)  # type: ignore[arg-type]
     low, high = found.interval()
     return {
         "score": np.diag(found.scores),
@@ -98,7 +102,6 @@ def summary(draws: list[dict[str, Any]], truth: np.ndarray) -> dict[str, Any]:
     covered = (low - slack <= truth) & (truth <= high + slack)
     error = score - truth
     return {
-        "layers": list(LAYERS),
         "score": np.round(score.mean(0), 4).tolist(),
         "rmse": np.round(np.sqrt((error**2).mean(0)), 6).tolist(),
         "stderr": np.round(stderr.mean(0), 6).tolist(),
@@ -126,13 +129,16 @@ def main() -> None:
     rng, result = np.random.default_rng(0), {"epochs": options.epochs, "n_eff": n_eff, "rows": []}
     every = np.arange(len(x))
     subsets = [rng.permutation(len(x))[:500] for _ in range(options.draws)]
+    many_pairs = [recorded(nets, every, seed) for seed in range(options.draws)]
+    few_pairs = [recorded(nets, rows, seed) for seed, rows in enumerate(subsets)]
     for kernel in KERNELS:
         whole = np.array([exact(nets[0][name], nets[1][name], kernel) for name in LAYERS])
-        many = [compared(nets, every, seed, kernel) for seed in range(options.draws)]
-        few = [compared(nets, rows, seed, kernel) for seed, rows in enumerate(subsets)]
+        many = [compared(pair, kernel) for pair in many_pairs]
+        few = [compared(pair, kernel) for pair in few_pairs]
         mean = np.mean([draw["score"] for draw in few], axis=0)  # exact, as kernels are whole
         for samples, draws, truth in ((len(x), many, whole), (500, few, mean)):
-            row = {"kernel": kernel, "samples": samples, **summary(draws, truth)}
+            row = {"kernel": kernel, "samples": samples, "layers": list(LAYERS)}
+            row.update(summary(draws, truth))
             result["rows"].append(row)
             print(row, flush=True)
     digits.write("coverage_digits", result)
