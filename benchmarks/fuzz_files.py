@@ -129,6 +129,11 @@ def valid_files() -> dict[str, bytes]:
         "large mean": rs.record(net, x + 50, **few),
         "no buckets": rs.record(net, x, **{**small, "buckets": 0}),
         "no blocks": rs.record(net, x, **{**small, "blocks": 0}),
+        "tokens": rs.record(
+            nn.Sequential(nn.Embedding(9, 4), nn.Tanh(), nn.Linear(4, 3)),
+            torch.arange(40).view(8, 5) % 9,
+            **{**small, "layers": ["0", "1"], "blocks": 4, "unit": "token", "tokens": 2},
+        ),
     }
     embedding = rs.task2vec(net, x)
     comparison = rs.compare(recorded["features"], recorded["features"], kernel="features")
@@ -412,6 +417,12 @@ def holds_what_is_documented(rep: rs.Representation) -> None:
     assert rep.samples > 0
     assert len(rep.block_numbers) == k
     assert sum(rep.block_sizes) <= rep.samples
+    assert s.tokens == 1 or s.unit == "token"
+    assert k % s.tokens == 0
+    if rep.rows is not None:
+        for rows in (rep.rows.sequence, rep.rows.position):
+            _is(rows, torch.int64, k, s.block)
+            assert [int((row >= 0).sum()) for row in rows] == list(rep.block_sizes)
     for layer in rep:
         assert list(layer.kinds) == kinds
         assert (layer.products is None) != s.gradients

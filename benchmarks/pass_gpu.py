@@ -129,7 +129,8 @@ def bare(model: nn.Module, data: Any, batch_size: int, *, backward: bool) -> Non
         try:
             for batch in split(data, batch_size):
                 leaves.clear()
-                torch.autograd.grad(objective.losses(run(batch), batch).sum(), leaves)
+                at, gradient = objective.start(batch, run(batch))
+                torch.autograd.grad(at, leaves, gradient)
         finally:
             handle.remove()
 
@@ -181,6 +182,7 @@ def the_pass(name: str, dtype: torch.dtype, options: argparse.Namespace) -> dict
     model = made(name)
     data = networks()[name][1](options.samples or counts[dtype == torch.float32])
     common = {"batch_size": batch_size, "block": block, "progress": False, "data_id": "random"}
+    common["unit"] = "sample"  # whole sequences, as before there were tokens
 
     def recording(**choice: Any) -> Callable[[Any], Any]:
         return lambda data: rs.record(model, data, **common, **choice)

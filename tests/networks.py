@@ -6,6 +6,8 @@ a reference can cut the network at any layer without hooks.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 
@@ -161,3 +163,48 @@ def seeded(network, /, *args, seed=0, **kwargs):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return network(*args, **kwargs)
+
+
+class LittleForCausalLM(nn.Module):
+    """A causal language model that counts positions from its first column, with two blocks."""
+
+    def __init__(self, vocabulary=23, width=12, blocks=2, length=40):
+        super().__init__()
+        self.config = SimpleNamespace(bos_token_id=1, eos_token_id=[2, 3], pad_token_id=0)
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.places = nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(CausalBlock(width) for _ in range(blocks))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.tokens(input_ids) + self.places(torch.arange(input_ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return SimpleNamespace(logits=self.head(x))
+
+
+class CausalBlock(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.mix = nn.Linear(width, 3 * width)
+        self.out = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+
+    def forward(self, x):
+        q, k, v = self.mix(x).chunk(3, -1)
+        x = x + nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(x)
+
+
+def texts(count=20, longest=14, seed=0, side="right", vocabulary=23):
+    """Sequences of other lengths that begin with 1 and end in 2, padded with 0 on one side."""
+    g = torch.Generator().manual_seed(seed)
+    ids, mask = torch.zeros(2, count, longest, dtype=torch.long).unbind()
+    for row, real in zip(ids, mask, strict=True):
+        n = int(torch.randint(5, longest + 1, (1,), generator=g))
+        inside = torch.randint(4, vocabulary, (n - 2,), generator=g)
+        text = torch.cat([torch.tensor([1]), inside, torch.tensor([2])])
+        at = slice(0, n) if side == "right" else slice(longest - n, longest)
+        row[at], real[at] = text, 1
+    return {"input_ids": ids, "attention_mask": mask}

@@ -280,3 +280,68 @@ def test_the_hash_of_all_weights_is_the_same_on_a_gpu():
     assert of_all_weights(net) == of_all_weights(net.cuda())
     half = networks.seeded(networks.ResNet).bfloat16()
     assert of_all_weights(half) == of_all_weights(half.cuda())
+
+
+class OnAnyDeviceForCausalLM(networks.LittleForCausalLM):
+    """The same with its positions counted on the device it is on."""
+
+    def forward(self, input_ids, attention_mask=None):
+        places = torch.arange(input_ids.shape[1], device=input_ids.device)
+        x = self.tokens(input_ids) + self.places(places)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("on_bad", ["raise", "skip"])
+@pytest.mark.parametrize("batch_size", [1, 5, 16, 100])
+def test_tokens_on_a_gpu_are_those_of_the_cpu(batch_size, on_bad):
+    net = networks.seeded(OnAnyDeviceForCausalLM)
+    options = {"tokens": 4, "block": 16, "layers": ["blocks.0", "blocks.1"], "on_bad": on_bad}
+    cpu = rs.record(net, networks.texts(60), **options)
+    gpu = rs.record(net.cuda(), networks.texts(60), batch_size=batch_size, **options)
+    assert gpu.rows == cpu.rows
+    assert gpu.block_hashes == cpu.block_hashes
+    assert max(differences(cpu, gpu)) < 3e-4
+
+
+@pytest.mark.filterwarnings("ignore:memory did not do")
+@pytest.mark.parametrize("unit", ["token", "sample"])
+def test_a_gpu_that_runs_out_of_memory_goes_on_with_halves(unit):
+    """A tenth of what the batch would take is left to it."""
+
+    class WideForCausalLM(OnAnyDeviceForCausalLM):
+        def __init__(self):
+            super().__init__()
+            self.wide = nn.Linear(12, 2**20)
+
+        def forward(self, input_ids, attention_mask=None):
+            x = super().forward(input_ids, attention_mask)
+            return x + self.wide(self.tokens(input_ids)).amax(-1, keepdim=True)
+
+    net, data = networks.seeded(WideForCausalLM).cuda(), networks.texts(64)
+    pool = {} if unit == "token" else {"pool": "mean"}
+    options = {"layers": ["blocks.0", "blocks.1"], "block": 32, "unit": unit, **pool}
+    expected = rs.record(net, data, batch_size=2, **options)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    # at 32 sequences of 14 tokens the wide layer alone makes 1.9 GB, three times
+    torch.cuda.set_per_process_memory_fraction((total - free + 1.5 * 2**30) / total)
+    try:
+        found = rs.record(net, data, batch_size=32 if unit == "token" else "auto", **options)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    stored.assert_same(found, expected, tolerance=1e-3)
+
+
+def test_layers_on_two_devices():
+    """The embedding stays on the host, the rest is on the GPU."""
+    net = networks.seeded(OnAnyDeviceForCausalLM)
+    options = {"tokens": 4, "block": 16, "layers": ["tokens", "blocks.0", "blocks.1"]}
+    expected = rs.record(net, networks.texts(40), **options)
+    net.blocks.cuda()
+    net.head.cuda()
+    moved = net.blocks[0].register_forward_pre_hook(lambda _, x: (x[0].cuda(),))
+    found = rs.record(net, networks.texts(40), **options)
+    moved.remove()
+    assert max(differences(expected, found)) < 3e-4

@@ -1,53 +1,8 @@
-"""The command run in a folder of its own, which holds networks and files that it recorded."""
+"""A folder that holds files which the command recorded."""
 
 from __future__ import annotations
 
 import pytest
-
-from resemblance.cli.main import main
-
-NETWORK = """
-import torch
-from torch import nn
-
-
-def small():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
-
-
-def other():
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 2))
-
-
-def regression():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 1))
-
-
-def nothing():
-    return 3
-"""
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    (tmp_path / "nets.py").write_text(NETWORK)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def run(folder, capsys):
-    """Runs the command in a folder of its own: (exit status, standard output, standard error)."""
-
-    def call(*words):
-        with pytest.raises(SystemExit) as end:
-            main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return end.value.code, out, err
-
-    return call
 
 
 @pytest.fixture
@@ -55,17 +10,3 @@ def recorded(run):
     run("record", "--model", "nets.py:small", "--data", "digits", "-o", "a.rsm")
     run("record", "--model", "nets.py:other", "--data", "digits", "-o", "b.rsm")
     return run
-
-
-@pytest.fixture
-def refused(run):
-    """Runs a command that must fail with one line and exit status 2: what that line says."""
-
-    def call(*words):
-        status, out, err = run(*words)
-        assert (status, out) == (2, "")
-        assert err.startswith("error: ")
-        assert err.count("\n") == 1
-        return err.removeprefix("error: ").strip()
-
-    return call

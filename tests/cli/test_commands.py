@@ -112,7 +112,7 @@ def test_info_says_what_a_file_holds(recorded):
 def test_a_wrong_layer_name(refused):
     words = ("--model", "nets.py:small", "--data", "digits", "-o", "a.rsm", "--layer", "2x")
     assert refused("record", *words) == (
-        "no layer is named '2x' and no name matches it as a glob; nearest: 2"
+        "no layer is named '2x' and no name matches it as a pattern; nearest: 2"
     )
 
 
@@ -214,8 +214,8 @@ def test_an_unreadable_image_is_refused_or_skipped_with_a_count(run, refused, fo
 
 def test_unknown_data(refused):
     assert refused("layers", "--model", "nets.py:small", "--data", "mnist") == (
-        "no data at 'mnist'; expected digits, a folder of images, an .npz file, hf:NAME or "
-        "FILE.py:FUNCTION"
+        "no data at 'mnist'; expected digits, a folder of images, an .npz, .txt, .jsonl or "
+        ".parquet file, hf:NAME or FILE.py:FUNCTION"
     )
 
 
@@ -223,6 +223,15 @@ def test_a_limit_cuts_what_has_a_length_or_an_order(refused, folder):
     (folder / "data.py").write_text("def odd():\n    return 3\n")
     words = ("--model", "nets.py:small", "--data", "data.py:odd", "--limit", 2, "-o", "a.rsm")
     assert refused("record", *words) == "--limit cannot cut int; expected data of known length"
+
+
+def test_a_limit_counts_samples_not_batches(run, folder):
+    (folder / "data.py").write_text(
+        "import torch\n\n\ndef batches():\n    return (torch.rand(7, 1, 8, 8) for _ in range(10))\n"
+    )
+    words = ("--model", "nets.py:small", "--data", "data.py:batches", "--limit", 30, "-o", "a.rsm")
+    status, out, _ = run("record", *words, "--batch-size", 4, "--block", 10)
+    assert (status, " 30 samples, " in out) == (0, True)
 
 
 # -- outputs, looked at before anything else ------------------------------------------------------

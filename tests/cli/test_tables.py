@@ -18,7 +18,7 @@ def test_no_colours_in_a_pipe(recorded):
 
 def test_compare_says_the_mean_its_error_and_what_scores_rest_on(recorded):
     _, out, _ = recorded("compare", "a.rsm", "b.rsm")
-    assert re.search(r"Mean over \S+ layers 0\.\d+ ± 0\.\d+", out)
+    assert re.search(r"Mean over layers matched by \w+ 0\.\d+ ± 0\.\d+", out)
     assert re.search(r"Kernels rest on [\d,]+( to [\d,]+)? of [\d,]+ samples \(n_eff\)", out)
 
 
@@ -51,11 +51,20 @@ def test_a_number_has_two_decimals_or_three_digits(value, shown):
 
 def test_rows_and_columns_are_numbered_and_other_columns_named_below(capsys):
     tables.show_scores(comparison([[0.25, 0.5]]))
-    head, _, row, _, caption = (line.split() for line in capsys.readouterr().out.splitlines()[1:])
-    assert (head, row) == (["1", "2"], ["1", "r0", "0.25", "0.50"])
-    assert caption == ["columns:", "1", "c0,", "2", "c1"]
+    out = capsys.readouterr().out
+    head, _, row = (line.split() for line in out.splitlines()[1:4])
+    assert (head, row) == (["1", "2", "with"], ["1", "r0", "0.25", "0.50", "2"])
+    expected = "layers matched by similarity; columns: 1 c0, 2 c1"
+    assert " ".join(out.split()).endswith(expected)
     tables.show_scores(comparison([[0.25]], columns=("r0",)))
-    assert "columns" not in capsys.readouterr().out
+    assert " ".join(capsys.readouterr().out.split()).endswith(" 1 r0 0.25 layers matched by name")
+
+
+def test_a_layer_without_a_counterpart_has_none_in_the_table(capsys):
+    tables.show_scores(comparison([[0.9, 0.1], [0.5, 0.6], [0.2, 0.8]], columns=("r0", "r2")))
+    out = capsys.readouterr().out
+    assert [line.split()[-1] for line in out.splitlines()[3:6]] == ["1", "–", "2"]
+    assert " ".join(out.split()).endswith("layers matched by name; columns: 1 r0, 2 r2")
 
 
 def test_json_goes_to_a_file_or_takes_the_place_of_the_table(tmp_path, capsys):

@@ -27,10 +27,13 @@ def test_a_hugging_face_data_set_is_read_from_disk(tmp_path):
     table.save_to_disk(tmp_path / "pictures")
     data = load_data(f"hf:{tmp_path / 'pictures'}", size=8, raw=True)
     assert len(data) == 6
+    plain = load_data(str(tmp_path / "pictures"), size=8, raw=True, limit=4)  # known by its files
+    assert len(plain) == 4
+    assert torch.equal(plain[3], data[3])
     assert data[5].shape == (3, 8, 8)
     assert torch.allclose(data[5][:, 0, 0], torch.tensor([5.0, 10, 15]) / 255)
     datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(tmp_path / "words")
-    with pytest.raises(DataError, match="found columns text"):
+    with pytest.raises(DataError, match=r"words \(text\) holds text, which needs a model hf:NAME"):
         load_data(f"hf:{tmp_path / 'words'}")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no Hugging Face data set at"):

@@ -146,7 +146,7 @@ def from_files() -> Table:
         y = np.arange(300) % 3
         machine = rs.KernelClassifier(network(1), kernel=kernel, alpha=0.5, layer="1", max_dim=None)
         machine.fit_representation(a, y)
-        table[f"file.classifier.{kernel}"] = machine.decision_function(samples(20, 9))
+        table[f"pass.classifier.{kernel}.file"] = machine.decision_function(samples(20, 9))
     table |= norms("file.fisher_rao.a", a)
     return table
 

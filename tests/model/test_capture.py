@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -39,11 +40,11 @@ def capture(model, batch, layers, *, target="tempered", gradients=True, beta=0.5
         found[taps[i].name] = (features.clone(), None if grads is None else grads.clone())
 
     objective = Objective(target, beta)
-    losses = (lambda outputs: objective.losses(outputs, batch)) if gradients else None
+    start = partial(objective.start, batch) if gradients else None
     with untouched(model):
         taps = select(model, layers, trace(model, run)[0])
         with Capture(model, taps, gradients=gradients) as captured:
-            captured.run(run, losses, size(batch), consume)
+            captured.run(run, start, size(batch), consume)
     return found
 
 

@@ -10,71 +10,17 @@ import networks
 import resemblance as rs
 from resemblance._model.call_trace import trace
 from resemblance._model.layer_choice import select
-from resemblance.errors import LayerError
+from resemblance.errors import LayerError, ResemblanceWarning
 
 IMAGES = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
 
 
 def taps(model, inputs, layers="auto"):
     run = (lambda: model(**inputs)) if isinstance(inputs, dict) else (lambda: model(inputs))
-    return [tap.name for tap in select(model, layers, trace(model.eval(), run)[0])]
+    return [tap.name for tap in select(model, layers, trace(model.eval(), run, count=2)[0])]
 
 
 # -- auto ---------------------------------------------------------------------------------------
-
-
-def test_auto_on_a_resnet_is_stem_blocks_and_the_vector_before_the_head():
-    net = networks.seeded(networks.ResNet, blocks=3)
-    assert taps(net, IMAGES) == ["relu", "layer1.0", "layer1.1", "layer1.2", "fc:in"]
-
-
-def test_auto_on_a_transformer_is_embedding_layers_and_the_vector_before_the_head():
-    net = networks.seeded(networks.Transformer)
-    assert taps(net, networks.tokens(2)) == ["embed", "layers.0", "layers.1", "head:in"]
-
-
-def test_auto_on_a_chain_is_each_weighted_layers_activation():
-    net = networks.seeded(networks.MLP)
-    assert taps(net, torch.zeros(2, 6)) == ["act1", "act2"]
-
-
-def test_auto_on_a_recurrent_network_takes_what_the_head_is_given():
-    net = networks.seeded(networks.Recurrent, last_state=True)
-    assert taps(net, torch.zeros(2, 4, dtype=torch.long)) == ["embed", "head:in"]
-
-
-def test_auto_with_functional_activations_takes_the_weighted_layers():
-    net = networks.seeded(networks.Functional)
-    assert taps(net, torch.zeros(2, 1, 5, 5)) == ["conv", "fc1"]
-
-
-def test_auto_on_a_single_layer_takes_it():
-    assert taps(nn.Sequential(nn.Linear(3, 2)), torch.zeros(2, 3)) == ["0"]
-
-
-def test_auto_on_blocks_without_a_stem_or_a_head():
-    net = nn.Sequential(*(networks.Block(3) for _ in range(2)))
-    assert taps(net, IMAGES) == ["0", "1"]
-
-
-def test_auto_takes_the_outermost_of_nested_repeated_modules():
-    class Stage(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.ModuleList(networks.Block(3) for _ in range(2))
-
-        def forward(self, x):
-            for block in self.inner:
-                x = block(x)
-            return x
-
-    net = nn.Sequential(Stage(), Stage())
-    assert taps(net, IMAGES) == ["0", "1"]
-
-
-def test_auto_without_weights_asks_for_names():
-    with pytest.raises(LayerError, match="found none that run; name the layers"):
-        taps(nn.Sequential(nn.ReLU()), torch.zeros(2, 3))
 
 
 def test_auto_can_stand_in_a_list_with_names():
@@ -82,7 +28,32 @@ def test_auto_can_stand_in_a_list_with_names():
     assert taps(net, torch.zeros(2, 6), ["head", "auto"]) == ["act1", "act2", "head"]
 
 
-# -- names and globs ----------------------------------------------------------------------------
+class Folded(nn.Module):
+    """Runs its blocks on the rows of all samples together, so they have no axis of samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 4), nn.Linear(12, 3)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(4, 2, 8, batch_first=True) for _ in range(2)
+        )
+
+    def forward(self, x):  # (n, 3, 4)
+        y = self.first(x).flatten(0, 1)[:, None]
+        for block in self.blocks:
+            y = block(y)
+        return self.head(y.reshape(len(x), -1))
+
+
+@pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")
+def test_auto_leaves_out_what_cannot_be_recorded_and_says_so():
+    inputs = torch.randn(20, 3, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(ResemblanceWarning, match=r"no axis of samples: blocks\.0, blocks\.1"):
+        rep = rs.record(networks.seeded(Folded), inputs, buckets=0)
+    assert rep.layer_names == ["first"]
+
+
+# -- names and patterns -------------------------------------------------------------------------
 
 
 def test_layers_come_in_order_of_execution_not_of_definition_or_request():
@@ -112,6 +83,70 @@ def test_a_module_called_twice_has_two_names():
     assert taps(net, IMAGES, ["layer1.0.relu"]) == ["layer1.0.relu", "layer1.0.relu#2"]
     assert taps(net, IMAGES, ["layer1.0.relu#2"]) == ["layer1.0.relu#2"]
     assert taps(net, IMAGES, "layer1.0.relu#*") == ["layer1.0.relu#2"]
+    assert taps(net, IMAGES, ["layer1.0.relu#1"]) == ["layer1.0.relu"]
+    assert taps(net, IMAGES, ["layer1.?.relu#1", "fc#1:in"]) == ["layer1.0.relu", "fc:in"]
+
+
+def test_auto_names_one_call_of_a_module_that_runs_twice():
+    class Twice(networks.MLP):
+        def forward(self, x):
+            return super().forward(x) + super().forward(x)
+
+    assert taps(Twice(), torch.zeros(2, 6), ["auto", "fc1#2"])[:2] == ["act1", "act2"]
+
+
+def test_a_star_stops_at_a_dot_and_two_do_not():
+    net = networks.seeded(networks.ResNet, blocks=1)
+    assert taps(net, IMAGES, "layer1.*.conv1") == ["layer1.0.conv1"]
+    assert taps(net, IMAGES, "**.conv?") == ["layer1.0.conv1", "layer1.0.conv2"]
+    assert taps(net, IMAGES, ["layer1.**", "!layer1.*.**"]) == ["layer1.0"]
+    assert taps(net, IMAGES, "[!l]*") == ["conv1", "bn1", "relu", "pool", "fc"]
+
+
+@pytest.mark.parametrize("layers", ["layer1.*", "*", "layer1*", ["fc", "!layer*"], "layer1.*:in"])
+def test_a_pattern_that_meant_other_layers_is_refused_and_told_how_to_write_it(layers):
+    with pytest.raises(LayerError, match=r"no longer crosses dots.*\*\*"):
+        taps(networks.seeded(networks.ResNet), IMAGES, layers)
+
+
+def test_what_the_refusal_says_to_write_works():
+    net = networks.seeded(networks.ResNet, blocks=1)
+    with pytest.raises(LayerError) as refused:
+        taps(net, IMAGES, "layer1.*")
+    assert "'layer1.**' for those, and ['layer1.**', '!layer1.*.**'] for these" in str(
+        refused.value
+    )
+    assert taps(net, IMAGES, ["layer1.**", "!layer1.*.**"]) == ["layer1.0"]
+    assert len(taps(net, IMAGES, "layer1.**")) == 7
+
+
+# -- exclusion ----------------------------------------------------------------------------------
+
+
+def test_an_exclusion_takes_out_of_what_is_asked_for_wherever_it_stands():
+    net = networks.seeded(networks.ResNet)
+    assert taps(net, IMAGES, ["!relu", "auto"]) == ["layer1.0", "layer1.1", "fc:in"]
+    assert taps(net, IMAGES, ["auto", "!layer1.1", "!fc:in"]) == ["relu", "layer1.0"]
+
+
+def test_exclusions_alone_take_out_of_auto():
+    net = networks.seeded(networks.ResNet)
+    assert taps(net, IMAGES, "!fc:in") == ["relu", "layer1.0", "layer1.1"]
+
+
+def test_an_exclusion_of_an_output_leaves_the_input():
+    net = networks.seeded(networks.ResNet)
+    assert taps(net, IMAGES, ["fc", "fc:in", "!fc"]) == ["fc:in"]
+
+
+def test_a_misspelt_exclusion_is_an_error():
+    with pytest.raises(LayerError, match=r"no layer is named 'layer1.O'.*nearest: .*layer1\.0"):
+        taps(networks.seeded(networks.ResNet), IMAGES, ["auto", "!layer1.O"])
+
+
+def test_excluding_everything_is_an_error():
+    with pytest.raises(LayerError, match="takes out every layer"):
+        taps(networks.seeded(networks.ResNet), IMAGES, ["fc", "!fc"])
 
 
 def test_the_input_of_a_module_comes_before_its_parts():

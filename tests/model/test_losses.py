@@ -13,6 +13,7 @@ from torch import nn
 import networks
 import reference
 import resemblance as rs
+from resemblance._model import losses
 from resemblance._model.losses import Objective, find_logits
 from resemblance.errors import DataError, TargetError
 
@@ -20,11 +21,10 @@ Z = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.fl
 Y = torch.tensor([0, 3, 1, 2, 2, 0])
 
 
-def gradient(z, batch=None, target="tempered", beta=0.5, logits=None):
+def gradient(z, batch=None, target="tempered", beta=0.5, logits=None, **more):
     z = z.clone().requires_grad_()
-    each = Objective(target, beta, logits).losses(z, z if batch is None else batch)
-    assert each.shape == (len(z),)
-    return torch.autograd.grad(each.sum(), z)[0].numpy()
+    at, found = Objective(target, beta, logits, **more).start(z if batch is None else batch, z)
+    return torch.autograd.grad(at, z, found)[0].numpy()
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 0.5, 0.99, 2.0])
@@ -78,9 +78,43 @@ def test_a_function_is_used_as_it_is():
     assert np.allclose(gradient(Z, target=lambda z, _: z.square().sum(1)), 2 * Z, atol=1e-12)
 
 
-def test_low_precision_logits_are_differentiated_in_float32():
-    found = Objective().losses(Z.half(), Z)
-    assert found.dtype == torch.float32
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_logits_are_differentiated_in_float32(dtype):
+    z = Z.to(dtype)
+    found = Objective().start(z, z, 1024.0).gradient[:, 0]
+    expected = reference.at_logits(z.double().numpy(), 0.5) * 1024
+    assert found.dtype == dtype
+    # each number is rounded once, at the end
+    assert np.allclose(found.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", ["tempered", "labels"])
+@pytest.mark.parametrize("shape", [(6, 4), (2, 3, 4), (2, 4, 3, 1)])
+def test_how_many_logits_are_widened_at_a_time_does_not_matter(shape, target, monkeypatch):
+    z, batch = Z.reshape(shape), (None, Y.reshape(shape[0], -1))
+    found = []
+    for many in (1, 7, 2**20):
+        monkeypatch.setitem(losses._AT_ONCE, "cpu", many)
+        found.append(gradient(z, batch, target))
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[1], found[2])
+
+
+def test_losses_of_tokens_are_summed_whatever_their_number():
+    z, mask = Z.reshape(2, 3, 4), torch.tensor([[1, 1, 1], [1, 0, 0]])
+    found = gradient(z, {"attention_mask": mask}, summed=True)
+    expected = reference.at_logits(z.numpy(), 0.5) * mask[..., None].numpy()
+    assert np.allclose(found, expected, atol=1e-12)
+
+
+def test_labels_of_a_causal_model_are_the_tokens_that_come_next():
+    z, ids = Z.reshape(2, 3, 4), Y.reshape(2, 3)
+    leaf = z.clone().requires_grad_()
+    each = F.cross_entropy(leaf[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+    expected = torch.autograd.grad(each, leaf)[0]
+    found = gradient(z, {"labels": ids}, "labels", summed=True, shifted=True)
+    assert np.allclose(found, expected, atol=1e-12)
+    assert not found[:, -1].any()  # nothing comes after the last
 
 
 @pytest.mark.parametrize(
@@ -99,8 +133,8 @@ def test_no_logits_says_what_to_pass(outputs):
 
 
 def test_logits_function():
-    found = Objective(logits=lambda out: out["z"]).losses({"z": Z}, Z)
-    assert torch.equal(found, Objective().losses(Z, Z))
+    found = Objective(logits=lambda out: out["z"]).start(Z, {"z": Z})
+    assert torch.equal(found.gradient, Objective().start(Z, Z).gradient)
 
 
 # -- refused ------------------------------------------------------------------------------------
@@ -125,7 +159,7 @@ def test_targets_that_cannot_be(target, beta, message):
 @pytest.mark.parametrize("shape", [(6, 1), (6,), (6, 3, 1), (6, 1, 4, 4)])
 def test_a_single_output_is_refused_with_the_reason(shape):
     with pytest.raises(TargetError, match=r"regression head \(whose tempered gradient is zero"):
-        Objective().losses(torch.zeros(shape), Z)
+        Objective().start(Z, torch.zeros(shape))
 
 
 @pytest.mark.parametrize("z", [Z, Z.reshape(2, 3, 4), Z.reshape(1, 2, 3, 4).movedim(-1, 1)])
@@ -151,12 +185,12 @@ def test_probabilities_are_refused(z):
 def test_labels_that_cannot_be(labels, error, message):
     batch = (Z,) if labels is None else (Z, labels)
     with pytest.raises(error, match=message):
-        Objective("labels").losses(Z, batch)
+        Objective("labels").start(batch, Z)
 
 
 def test_labels_the_wrong_way_round_are_refused():
     with pytest.raises(DataError, match="2 × 3 predictions"):
-        Objective("labels").losses(Z.reshape(2, 3, 4), (None, Y.reshape(3, 2)))
+        Objective("labels").start((None, Y.reshape(3, 2)), Z.reshape(2, 3, 4))
 
 
 # -- through record -----------------------------------------------------------------------------

@@ -148,5 +148,5 @@ def test_code_that_comes_with_a_tokeniser_never_runs(own_code, tmp_path):
     datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(tmp_path / "words")
     load = "from resemblance._data.named_data import load_data; load_data('hf:{}', model='hf:{}')"
     said = answering_yes("-c", load.format(tmp_path / "words", folder))
-    assert "DataError: no tokeniser at" in said or "such code is never run" in said
+    assert "DataError: no tokenizer at" in said or "such code is never run" in said
     assert not mark.exists()

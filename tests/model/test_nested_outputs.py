@@ -8,7 +8,7 @@ from collections import OrderedDict, defaultdict, namedtuple
 import pytest
 import torch
 
-from resemblance._model.nested_outputs import first_tensor, sample_axes, swap_first, tensors
+from resemblance._model.nested_outputs import first_tensor, sample_axes, swap, tensor_at, tensors
 
 
 @dataclasses.dataclass
@@ -58,7 +58,7 @@ def test_first_floating_point_tensor_is_found(name):
 @pytest.mark.parametrize("name", HOLDERS)
 def test_swapping_keeps_the_type_and_leaves_the_original_alone(name):
     new = torch.tensor([7.0])
-    swapped = swap_first(HOLDERS[name], new)
+    swapped = swap(HOLDERS[name], first_tensor(HOLDERS[name]), new)
     assert type(swapped) is type(HOLDERS[name])
     assert first_tensor(swapped) is new
     assert first_tensor(HOLDERS[name]) is X
@@ -66,7 +66,7 @@ def test_swapping_keeps_the_type_and_leaves_the_original_alone(name):
 
 def test_swapping_replaces_the_tensor_wherever_it_stands():
     new = torch.tensor([7.0])
-    swapped = swap_first(ModelOutput(logits=X, states=(IDS, X)), new)
+    swapped = swap(ModelOutput(logits=X, states=(IDS, X)), X, new)
     assert swapped.logits is new
     assert swapped["logits"] is new
     assert swapped.states[1] is new
@@ -90,3 +90,12 @@ def test_all_tensors_come_in_order_and_integers_do_not():
     found = list(tensors((one, torch.arange(4), {"a": [two, None], "b": "text"}, three)))
     assert [x is y for x, y in zip(found, (one, two, three), strict=True)] == [True] * 3
     assert list(tensors("nothing")) == []
+
+
+def test_a_tensor_at_a_position_and_the_first_where_there_is_none():
+    first, second = torch.tensor([0.5]), torch.tensor([1.5])
+    holder = (IDS, first, {"more": second})
+    assert tensor_at(holder, 0) is first
+    assert tensor_at(holder, 1) is second
+    assert tensor_at(holder, 2) is first
+    assert tensor_at(IDS, 0) is None

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import resemblance as rs
+from resemblance._ops import coordinate_sketch
 from resemblance._ops.coordinate_sketch import COLUMNS, ROWS, WIDTH, columns, from_buckets, rows
 from resemblance._ops.feature_fold import Fold
 
@@ -60,3 +61,12 @@ def test_the_change_between_two_matrices_is_unbiased_over_seeds():
     assert y.shape == (ROWS, COLUMNS)
     assert np.mean(ratios) == pytest.approx(1.0, abs=5 * np.std(ratios) / 60**0.5)
     assert np.std(ratios) < 0.05
+
+
+def test_what_layers_share_on_a_gpu_ends_with_the_pass():
+    """The dense P, which a GPU multiplies by, is that of `columns`; a pass lets go of it."""
+    dense = coordinate_sketch._dense(1000, True, True, 3, torch.device("cpu"))
+    assert torch.equal(dense, columns(torch.eye(1000), 1000, seed=3))
+    assert coordinate_sketch._dense.cache_info().currsize
+    rs.record_arrays(np.eye(20), data_id="x")
+    assert not coordinate_sketch._dense.cache_info().currsize

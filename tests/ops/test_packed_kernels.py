@@ -16,6 +16,7 @@ from resemblance._ops.packed_kernels import (
     squares,
     unpack16,
     unpack24,
+    without_mean,
 )
 
 
@@ -114,3 +115,35 @@ def test_gram_sums_in_single_precision(dtype):
     exact = float((x[0].double() ** 2).sum())
     assert gram(x).dtype == torch.float32
     assert float(gram(x)[0, 1]) == pytest.approx(exact, rel=1e-5)
+
+
+def vectors_with_mean(count, mean, seed=0):  # -> (9, 5), of which some rows are in use
+    x = torch.randn(9, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + mean
+    return x * (torch.arange(9) < count)[:, None]
+
+
+@pytest.mark.parametrize("count", [9, 4])
+def test_a_mean_that_is_most_of_a_kernel_is_taken_off(count):
+    x = vectors_with_mean(count, 2.0)
+    (found,), (offset,), (share,) = without_mean((x @ x.T)[None], torch.tensor([count]))
+    mean = x[:count].mean(0)
+    less = x[:count] - mean
+    torch.testing.assert_close(found[:count, :count], less @ less.T)
+    torch.testing.assert_close(offset[:count], x[:count] @ mean - mean @ mean / 2)
+    assert not found[count:].any()
+    assert not found[:, count:].any()
+    assert not offset[count:].any()
+    trace = x.square().sum() / count
+    assert float(share) == pytest.approx(float(mean @ mean / trace))
+
+
+def test_a_mean_is_left_where_it_is_less_or_the_only_sample():
+    pairs = [(vectors_with_mean(9, 0.3), 9), (vectors_with_mean(1, 2.0), 1)]
+    kernels = torch.stack([x @ x.T for x, _ in pairs])
+    found, offset, share = without_mean(kernels, torch.tensor([n for _, n in pairs]))
+    assert torch.equal(found, kernels)
+    assert not offset.any()
+    assert 0 < float(share[0]) < 0.5
+    assert float(share[1]) == pytest.approx(1)
+    nothing = without_mean(torch.zeros(1, 9, 9), torch.tensor([9]))
+    assert not any(x.any() for x in nothing)

@@ -415,7 +415,7 @@ def test_padding_and_flatten_warn_at_the_callers_line():
     with pytest.warns(
         ResemblanceWarning, match='sequences are padded and pool="flatten"'
     ) as caught:
-        rs.record(net, networks.tokens(40))
+        rs.record(net, networks.tokens(40), unit="sample")
     assert caught[0].filename == __file__
 
 

@@ -161,3 +161,14 @@ def test_a_shard_from_an_older_file_lacks_a_hash_and_merges():
 def test_shards_from_other_devices_merge():
     first, second = (record(shard=(i, 2)) for i in range(2))
     assert rs.merge([first, replace(second, made=replace(second.made, device="cuda:0"))]).complete
+
+
+def test_means_that_were_taken_off_go_with_their_blocks():
+    x = torch.randn(96, 10, generator=torch.Generator().manual_seed(0))
+    x = x + 3 * torch.arange(96)[:, None] / 96 + 2  # a mean of its own in every block
+    make = {"data_id": "x", "block": 8, "blocks": 9, "keep_sums": True}
+    whole = rs.record_arrays(x, **make)
+    merged = rs.merge([rs.record_arrays(x, shard=(i, 3), **make) for i in (2, 0, 1)])
+    blocks = [rep[0].features.blocks for rep in (merged, whole)]
+    assert torch.allclose(blocks[0].offset, blocks[1].offset, rtol=1e-5)
+    assert torch.allclose(*(rep[0].blocks("features") for rep in (merged, whole)), rtol=1e-4)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import networks
 import resemblance as rs
 from resemblance.errors import FormatError
 from resemblance.representation import container, schema
@@ -27,6 +28,11 @@ def files(tmp_path_factory):
         "short": record(blocks=15, data=torch.randn(58, 6), shard=(0, 2)),
         "whole": record(),
         "features": record(gradients=False, buckets=0),
+        "tokens": rs.record(
+            networks.seeded(networks.LittleForCausalLM),
+            networks.texts(12),
+            **{"tokens": 3, "block": 8, "layers": ["blocks.0", "blocks.1"]},
+        ),
     }
     return {name: container.read(rep.save(path)) for name, rep in made.items()}
 
@@ -65,10 +71,10 @@ def drop(key):
     return edit
 
 
-@pytest.mark.parametrize("name", ["blocks", "short", "whole", "features"])
+@pytest.mark.parametrize("name", ["blocks", "short", "whole", "features", "tokens"])
 def test_what_was_recorded_obeys_the_rules(edited, name):
     found = edited(lambda header, tensors: None, name)
-    assert {layer.name for layer in found} == {"act1", "act2"}
+    assert {layer.name for layer in found} in ({"act1", "act2"}, {"blocks.0", "blocks.1"})
 
 
 @pytest.mark.parametrize(
@@ -85,7 +91,8 @@ def test_what_was_recorded_obeys_the_rules(edited, name):
         ("settings.beta", "0.5", "beta must be a finite number or null"),
         ("settings.beta", 10**400, "beta must be a finite number or null, found 1000"),
         ("settings.elementwise", 1, "elementwise must be true or false"),
-        ("settings.unit", "token", "unit must be one of sample"),
+        ("settings.unit", "word", "unit must be one of sample, token"),
+        ("settings.tokens", 0, "tokens must be a whole number from 1 up"),
         ("settings.pool", None, "pool must be text"),
         ("settings.later", 1, "keys of settings that this version does not know: .'later'"),
         ("model.name", 3, "model.name must be text"),
@@ -136,6 +143,7 @@ def test_a_key_that_is_missing_is_refused_by_name(edited, key):
         (put("settings.block", 3), "block_sizes must be at most the setting block"),
         (put("samples", 11), "block_sizes must add up to at most samples, found .4, 4, 4."),
         (put("block_hashes", [HASH]), "block_hashes and label_hashes must come one a block"),
+        (put("settings.tokens", 3), "tokens must be 1 where a sample is no token, found 3"),
         (put("settings.per_sample", 3), "buckets must be a multiple of per_sample, found 16"),
         (put("settings.target", "none"), "moments must have traces of .'features', 'elem"),
         (put("settings.elementwise", False), "moments must have traces of"),
@@ -147,6 +155,29 @@ def test_keys_that_do_not_agree_are_refused(edited, edit, words):
         edited(edit)
 
 
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (put("settings.unit", "sample"), "tokens must be 1 where a sample is no token"),
+        (put("settings.tokens", 2), "blocks of tokens must come in whole windows"),
+        (put("block_numbers", [0, 1, 2, 3, 4, 6]), "whole windows"),
+        (put("block_sizes", [8, 8, 8, 4, 4, 3]), "whole windows"),
+        (lambda _, x: x["rows.position"].neg_(), "rows.position must have places from 0 up"),
+        (lambda _, x: x["rows.sequence"][5].fill_(2), "rows.sequence must have places"),
+        (lambda _, x: x.pop("rows.sequence"), "tensor rows.sequence is missing"),
+        (lambda _, x: x.update({"rows.later": torch.zeros(2)}), "tensors that this version does"),
+    ],
+)
+def test_blocks_of_tokens_that_do_not_agree_are_refused(edited, edit, words):
+    with pytest.raises(FormatError, match=words):
+        edited(edit, "tokens")
+
+
+def test_rows_of_samples_that_are_no_tokens_are_refused(edited):
+    with pytest.raises(FormatError, match="groups of tensors that this version does not know"):
+        edited(lambda _, x: x.update({"rows.sequence": torch.zeros(3, 4).long()}))
+
+
 def test_what_later_versions_may_add_is_passed_over(edited, tmp_path):
     plain = edited(lambda header, tensors: None)
 
@@ -154,7 +185,7 @@ def test_what_later_versions_may_add_is_passed_over(edited, tmp_path):
         parts = (header["model"], header["data"], header["made"], header["layers"][0])
         for part in (header, *parts, header["layers"][0]["moments"]):
             part["later"] = {"any": ["thing"]}
-        tensors |= {"outputs.logits": torch.zeros(3), "rows.0": torch.zeros(2, 2).bool()}
+        tensors |= {"outputs.logits": torch.zeros(3)}
 
     assert edited(add) == plain
 

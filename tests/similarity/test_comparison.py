@@ -44,6 +44,7 @@ def test_match_never_chooses_an_undefined_score():
 
 def test_by_layer_takes_the_diagonal_or_the_alignment():
     scores = [[0.1, 0.9, 0.2], [0.3, 0.2, 0.8]]
+    assert comparison(scores).matched_by == "similarity"
     value, error, chance = comparison(scores).by_layer()
     np.testing.assert_array_equal(value, [0.9, 0.8])
     np.testing.assert_array_equal(error, [0.01, 0.01])
@@ -55,6 +56,32 @@ def test_by_layer_takes_the_diagonal_or_the_alignment():
     value, _, chance = square.by_layer()
     np.testing.assert_array_equal(value, [1, 1])
     np.testing.assert_array_equal(chance, [[0, 0], [0.1, 0.1]])
+
+
+def test_layers_without_a_counterpart_are_named_and_left_out():
+    scores = [[0.9, 0.1], [0.5, 0.6], [0.2, 0.8]]
+    columns = ("r0", "r2")
+    chance = {"chance": np.full((3, 2), 0.1), "chance_high": np.full((3, 2), 0.2)}
+    found = comparison(scores, columns=columns, **chance)
+    assert (found.matched_by, found.matched) == ("name", (0, None, 1))
+    value, error, levels = found.by_layer()
+    np.testing.assert_array_equal(value, [0.9, np.nan, 0.8])
+    np.testing.assert_array_equal(error, [0.01, np.nan, 0.01])
+    np.testing.assert_array_equal(levels[1], [0.2, np.nan, 0.2])
+    assert found.mean()[0] == pytest.approx(0.85)
+    assert found.without_counterpart() == (("r1",), ())
+    lines = found.summary().splitlines()
+    assert lines[1].startswith("Mean over layers matched by name 0.850; most alike at r0 (0.900")
+    assert "2 of 2 layers lie above" in lines[2]
+    assert lines[3] == "Without a counterpart, of one: r1."
+    frame = found.to_frame()
+    assert frame[frame.counterpart].score.tolist() == [0.9, 0.8]
+
+
+def test_of_many_layers_without_a_counterpart_some_are_named():
+    rows = tuple(f"r{i}" for i in range(20))
+    found = comparison(np.eye(20)[:, :3], rows=rows, columns=rows[:3])
+    assert "of one: r3, r4, r5, r6, r7, r8, r9, r10 and 9 more." in found.summary()
 
 
 def test_summary_names_extremes_chance_and_samples():
@@ -76,13 +103,16 @@ def test_summary_leaves_out_an_unknown_error():
 def test_frame_has_a_row_for_each_pair(computed):
     frame = computed.to_frame()
     first = ["row", "column", "score", "stderr", "low", "high", "df", "chance", "chance_high"]
-    assert list(frame.columns) == [*first, "n_eff_row", "n_eff_column", "effective_blocks"]
+    last = ["n_eff_row", "n_eff_column", "effective_blocks", "counterpart", "matched_by"]
+    assert list(frame.columns) == [*first, *last]
     at = frame[(frame.row == "l0") & (frame.column == "l1")]
     assert at.score.item() == computed.scores[0, 1]
     assert at.n_eff_row.item() == computed.n_eff[0][0]
     assert at.n_eff_column.item() == computed.n_eff[1][1]
     assert (at.low.item(), at.high.item()) == tuple(x[0, 1] for x in computed.interval())
     assert comparison([[0.5]]).to_frame().chance.isna().all()
+    assert frame[frame.counterpart].row.tolist() == frame[frame.counterpart].column.tolist()
+    assert (frame.counterpart.sum(), set(frame.matched_by)) == (2, {"name"})
 
 
 def test_a_missing_pandas_says_what_to_install(monkeypatch):
@@ -92,9 +122,11 @@ def test_a_missing_pandas_says_what_to_install(monkeypatch):
 
 
 def test_save_and_load_give_the_same_comparison(tmp_path, computed):
-    for found in (computed, comparison([[np.nan, 0.25]], notes=("é",))):
+    partly = comparison([[0.5], [0.25]], rows=("c0", "c1"))
+    for found in (partly, computed, comparison([[np.nan, 0.25]], notes=("é",))):
         path = found.save(tmp_path / "c.json")
         again = Comparison.load(path)
+        assert again == found
         for name, value in vars(found).items():
             if isinstance(value, np.ndarray) or name == "n_eff":
                 np.testing.assert_equal(getattr(again, name), value)
@@ -106,12 +138,13 @@ def test_save_and_load_give_the_same_comparison(tmp_path, computed):
 def test_a_file_of_an_older_version_is_read(tmp_path, computed):
     path = computed.save(tmp_path / "c.json")
     content = json.loads(path.read_text())
-    for name in ("df", "replicates", "n_eff", "effective_blocks"):
+    for name in ("df", "replicates", "n_eff", "effective_blocks", "matched_by", "matched"):
         del content[name]
     path.write_text(json.dumps(content))
     again = Comparison.load(path)
     np.testing.assert_array_equal(again.scores, computed.scores)
     assert again.df is again.replicates is again.n_eff is again.effective_blocks is None
+    assert (again.matched_by, again.matched) == ("name", (0, 1))
     low, high = again.interval()
     np.testing.assert_allclose(high - low, 2 * 1.9623 * again.stderr, rtol=1e-4)  # nearly normal
     value, error = again.mean()
@@ -171,7 +204,7 @@ def test_the_mean_knows_that_layers_see_the_same_samples(computed):
 
 def test_summary_says_how_many_layers_have_no_score():
     text = comparison([[0.5, 0.1], [np.nan, np.nan]], columns=("r0", "r1")).summary()
-    assert "Mean over same-named layers 0.500 (1 without a score left out)" in text
+    assert "Mean over layers matched by name 0.500 (1 without a score left out)" in text
 
 
 @pytest.mark.parametrize(
@@ -193,6 +226,10 @@ def test_summary_says_how_many_layers_have_no_score():
         lambda text: re.sub(r'"models": .[^]]*.', '"models": ["a"]', text),
         lambda text: re.sub(r'"kernel": "[a-z]*"', '"kernel": "nuts"', text),
         lambda text: re.sub(r'"paired": [a-z]*', '"paired": 1', text),
+        lambda text: text.replace('"matched_by": "s', '"matched_by": "d'),
+        lambda text: re.sub(r'"matched": .[^]]*.', '"matched": [1]', text),
+        lambda text: re.sub(r'"matched": .[^]]*.', '"matched": [0, 0]', text),
+        lambda text: re.sub(r'"matched": .[^]]*.', '"matched": [-1]', text),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path, damage):

@@ -21,6 +21,7 @@ def matrix(scores, **changes):
         "samples": 10,
         "averaged": np.ones(scores.shape, int),
         "n_eff": np.full((len(scores), 1), 10.0),
+        "matched_by": "name",
     }
     return ComparisonMatrix(**{**values, **changes})
 
@@ -49,7 +50,7 @@ def test_a_network_of_undefined_scores_is_merged_last_as_wholly_unlike():
 def test_the_heading_names_one_layer_or_counts_them():
     assert matrix(np.eye(2)).heading == "cka of centred features at l, 10 samples"
     deep = matrix(np.eye(2), layers=(("x", "y"), ("u", "v")), centre=False, samples=1234)
-    assert deep.heading == "cka of features at 2 layers, 1,234 samples"
+    assert deep.heading == "cka of features at 2 layers matched by name, 1,234 samples"
 
 
 def test_to_dict_is_plain():
@@ -65,5 +66,7 @@ def test_to_dict_is_plain():
         "samples": 10,
         "averaged": [[1, 1], [1, 1]],
         "n_eff": [[10], [10]],
+        "matched_by": "name",
+        "tokens": None,
     }
     assert json.loads(json.dumps(content, allow_nan=False)) == content

@@ -142,3 +142,23 @@ def test_few_samples_that_carry_all_send_auto_to_buckets():
     assert from_buckets < 0.5 * from_blocks
     with pytest.warns(ResemblanceWarning, match="error bars cannot be trusted"):
         assert rs.compare(a, b).estimator == "ratio"  # buckets hold no product
+
+
+def test_sums_over_all_samples_are_those_of_the_known_ones_scaled():
+    one = torch.ones(1, 10).double()
+    pairs, diagonals = ratio_estimates._of_all(one, one, 40)
+    assert [float(x) for x in pairs] == pytest.approx([40 * 39] * 3)
+    assert [float(x) for x in diagonals] == pytest.approx([40] * 3)
+
+
+def test_where_norms_explain_all_the_error_is_that_of_unknown_norms_alone():
+    rng = np.random.default_rng(0)
+    reps = [rs.record_arrays(np.exp(rng.normal(size=(N, 1)) / 3), **SOME) for _ in range(2)]
+    asked = {"kernel": "features", "centre": False, "estimator": "ratio"}
+    known = rs.compare(*reps, **asked).stderr[0, 0]
+    assert known < 1e-6
+    cut = [
+        replace(x, layers=(replace(x[0], features=replace(x[0].features, norms=some)),))
+        for x, some in ((rep, rep[0].features.norms[: N // 2]) for rep in reps)
+    ]
+    assert rs.compare(*cut, **asked).stderr[0, 0] > 1e-4

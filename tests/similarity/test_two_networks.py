@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 import resemblance as rs
 from resemblance.errors import DataError, MismatchError, ResemblanceWarning
+from resemblance.similarity import two_networks
+from resemblance.similarity.estimate import Estimate
 
 
 def arrays(net, n=160, d=6, layers=("a", "b", "c")):
@@ -278,3 +280,26 @@ def test_torch_and_numpy_arrays_are_recorded_alike():
     a = rs.record_arrays(x, data_id="x", buckets=0)
     b = rs.record_arrays(torch.from_numpy(x), data_id="x", buckets=0)
     assert rs.compare(a, b, kernel="features").scores[0, 0] == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("samples", "options", "limit"),
+    [(70, {}, 10), (1000, {}, 100), (3000, {"block": 64, "blocks": 40}, 300)],
+)
+def test_error_bars_are_doubted_where_few_samples_or_blocks_carry_a_score(samples, options, limit):
+    x = np.random.default_rng(0).normal(size=(samples, 2))
+    rep = rs.record_arrays(x, data_id="x", buckets=0, **options)
+
+    def said(n_eff, blocks=1e6, score=0.5):
+        carried = (np.array([n_eff]), np.array([1e6]))
+        alive, known = (np.array([True]),) * 2, np.array([[float(blocks)]])
+        found = Estimate(np.array([[score]]), np.array([[0.1]]), alive, n_eff=carried)
+        return two_networks._untrusted(rep, replace(found, effective_blocks=known))
+
+    assert "carried by the equivalent of" in said(limit - 1)[0]
+    assert said(limit + 1) == []
+    assert said(limit - 1, score=1.0) == []  # a network and itself
+    assert said(limit - 1, score=np.nan) == []
+    fewest = min(12, len(rep.block_sizes) / 4)
+    assert said(limit + 1, blocks=fewest - 0.5)
+    assert said(limit + 1, blocks=fewest + 0.5) == []

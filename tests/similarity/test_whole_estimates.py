@@ -49,7 +49,8 @@ def test_left_out_scores_are_those_of_the_samples_that_are_left(index, centre):
     a, b = recorded(0, n), recorded(1, n)
     spans = [(0, 7), (7, 25), (25, 40)]
     asked = Question("gradients", index, centre, "blocks")
-    found = whole_estimates.scores(a.layers[:1], b.layers[:1], asked, n, spans, seed=0)
+    pairing = whole_estimates.Pairing(a.layers[:1], b.layers[:1], asked, n, spans)
+    found = whole_estimates.scores(pairing, seed=0)
     left = []
     for start, stop in spans:
         keep = np.delete(np.arange(n), np.arange(start, stop))

@@ -40,16 +40,16 @@ def test_the_curve_has_error_bars_and_a_chance_band():
     ).plot()
     axes = figure.axes[1]
     assert texts(axes.xaxis) == ["r0", "r1"]
-    assert axes.get_title(loc="left") == "same layer"
+    assert axes.get_title(loc="left") == "layers matched by name"
     bars = axes.containers[0].lines[2][0].get_segments()
     assert np.ptp(bars[0][:, 1]) == pytest.approx(0.04)  # two standard errors to either side
     assert axes.get_legend().get_texts()[0].get_text() == "chance (mean to 95 %)"
     assert "cka of centred features" in figure.get_suptitle()
 
 
-def test_other_layers_are_called_aligned_and_no_chance_needs_no_legend():
+def test_the_curve_says_how_layers_were_matched_and_no_chance_needs_no_legend():
     axes = comparison([[0.5, 0.6]]).plot().axes[1]
-    assert axes.get_title(loc="left") == "aligned layer"
+    assert axes.get_title(loc="left") == "layers matched by similarity"
     assert axes.get_legend() is None
 
 

@@ -105,15 +105,20 @@ def test_embedded_numbers_are_those_of_compare(reps: list[Representation], page:
         assert content["comparisons"][at]["samples"] == [64, 64]
 
 
-def test_aligned_counterparts_are_given_both_ways(reps: list[Representation], page: Path) -> None:
+def test_counterparts_are_given_both_ways(reps: list[Representation], page: Path) -> None:
     content = embedded(page)
-    entry = content["comparisons"][position(content, a=0, b=2, kernel="product", index="cka")]
-    there = compare(reps[0], reps[2]).match().aligned
-    back = compare(reps[2], reps[0]).match().aligned
-    assert [LAYERS[i] for i in entry["aligned"][0]] == list(there)
-    assert [LAYERS[i] for i in entry["aligned"][1]] == list(back)
     same = content["comparisons"][position(content, a=0, b=1, kernel="product", index="cka")]
-    assert "aligned" not in same
+    assert (same["matched_by"], same["matched"]) == ("name", [[0, 1, 2], [0, 1, 2]])
+    entry = content["comparisons"][position(content, a=0, b=2, kernel="product", index="cka")]
+    assert (entry["matched_by"], entry["matched"]) == ("name", [[0, 1, None], [0, 1]])
+    other = made("other", seed=4, layers=("x", "y"))
+    content = contents([reps[0], other])
+    entry = content["comparisons"][position(content, a=0, b=1, kernel="product", index="cka")]
+    assert entry["matched_by"] == "similarity"
+    there = compare(reps[0], other).match().aligned
+    back = compare(other, reps[0]).match().aligned
+    assert [other.layer_names[i] for i in entry["matched"][0]] == list(there)
+    assert [LAYERS[i] for i in entry["matched"][1]] == list(back)
 
 
 def test_overview_is_the_mean_over_counterpart_layers(
@@ -437,6 +442,24 @@ def test_a_pair_shows_its_mean_with_error_and_what_it_rests_on(
     assert f"{truth.carried_by()}." in opened.tab.inner_text("#notes")
 
 
+def test_a_pair_says_how_layers_were_matched_and_which_were_not(
+    opened: Opened, reps: list[Representation]
+) -> None:
+    tab = opened.tab
+    assert "matched by name" in tab.inner_text("#curve-title")
+    assert "Mean over layers matched by name, with" in tab.inner_text(".card .gloss")
+    assert "Without a counterpart" not in tab.inner_text("#notes")
+    mean = compare(reps[0], reps[2]).mean()[0]
+    for row, column, left_out in (("0", "2", "–"), ("2", "0", "conv2")):
+        tab.select_option("#row", row)
+        tab.select_option("#column", column)
+        assert f"Without a counterpart, of first: {LAYERS[2]}." in tab.inner_text("#notes")
+        last = tab.locator("#matches tbody tr").last.inner_text().split("\t")
+        assert last[1] == left_out
+        assert f"Mean over layers {mean:.2f} ±" in tab.inner_text("#card-words")
+    assert opened.complaints == []
+
+
 def test_download_is_read_by_comparison_load(
     opened: Opened, reps: list[Representation], tmp_path: Path
 ) -> None:
@@ -448,6 +471,7 @@ def test_download_is_read_by_comparison_load(
     np.testing.assert_allclose(found.scores, truth.scores, atol=1 / 65535)
     assert (found.models, found.rows, found.columns) == (truth.models, truth.rows, truth.columns)
     assert (found.kernel, found.estimator, found.samples) == ("product", "blocks", (64, 64))
+    assert found.matching == truth.matching
 
 
 def test_values_are_there_as_text(opened: Opened, reps: list[Representation]) -> None:

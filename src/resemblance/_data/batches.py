@@ -7,7 +7,7 @@ anything else travel along unchanged.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ from .._ops.device_copies import without_waiting
 from ..errors import DataError
 
 _LABELS = ("labels", "label", "label_ids")
-_MASK = "attention_mask"
+_MASK, _DECODER_MASK = "attention_mask", "decoder_attention_mask"
+_BESIDE = ("special_tokens_mask", "offset_mapping", "length")  # what tokenizers add for others
 IGNORED = -100  # the label that torch's losses leave out
 
 
@@ -142,7 +143,7 @@ def _join_tensors(parts: list[Tensor], padding: int | None) -> Tensor:
 def inputs_of(batch: Any) -> Any:
     """What the model is called with: the batch without its labels."""
     if isinstance(batch, Mapping):
-        return {key: value for key, value in batch.items() if key not in _LABELS}
+        return {key: value for key, value in batch.items() if key not in (*_LABELS, *_BESIDE)}
     return batch[0] if isinstance(batch, tuple | list) and not is_plain_list(batch) else batch
 
 
@@ -164,6 +165,15 @@ def attention_mask(batch: Any) -> Tensor | None:
     """The padding mask (n, positions) of a batch of sequences, or None."""
     mask = batch.get(_MASK) if isinstance(batch, Mapping) else None
     return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+
+
+def real_positions(batch: Any, shape: Sequence[int], device: torch.device) -> Tensor:
+    """Which of (n, positions) predictions are of real tokens, by the mask that has their shape."""
+    masks = (batch.get(key) for key in (_DECODER_MASK, _MASK)) if isinstance(batch, Mapping) else ()
+    for mask in masks:
+        if isinstance(mask, Tensor) and tuple(mask.shape) == tuple(shape):
+            return mask.to(device) != 0
+    return torch.ones(tuple(shape), dtype=torch.bool, device=device)
 
 
 def is_padded(batch: Any) -> bool:

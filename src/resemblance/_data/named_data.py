@@ -1,12 +1,14 @@
 """Data sets by name, for the command line.
 
-Data are `digits`, a folder of images, an .npz file, `hf:NAME-OR-FOLDER` or `FILE.py:FUNCTION`.
+Data are `digits`, a folder of images, an .npz file, texts in a .txt, .jsonl or .parquet file, a
+data set of Hugging Face's (a folder, or `hf:NAME-OR-FOLDER`), or `FILE.py:FUNCTION`. Texts become
+tokens by the tokenizer of the model.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,19 +17,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from ..errors import DataError, FormatError, first_line, optional
+from .batches import size as batch_size
+from .batches import take
+from .hugging_face import loading, longest_sequence, text_config, tokenizer_at
+from .text_files import SUFFIXES, Texts, texts_in, texts_of
+from .tokenized_text import LENGTH, TextOptions, tokenized
 from .user_files import call_function
 
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 # Per-channel mean and standard deviation of ImageNet, which published image models expect.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-OWN_CODE = (
-    "{!r} on Hugging Face needs code of its own, and such code is never run; read it, then load it "
-    "yourself in FILE.py:FUNCTION"
-)
+_SAVED = ("dataset_dict.json", "dataset_info.json")  # by which a saved data set is known
 
 
 def load_data(
@@ -36,23 +39,38 @@ def load_data(
     size: int = 224,  # to which images are resized by their shorter side and cropped in the centre
     raw: bool = False,  # leave pixels in [0, 1], not normalised as for ImageNet
     skip_bad: bool = False,  # an unreadable image is a bad sample and does not end the pass
-    model: str = "",  # the model's specification, which tells how text is tokenised
+    model: str = "",  # the model's specification, whose tokenizer makes tokens of text
+    text: TextOptions | None = None,  # how texts are read and cut
+    limit: int = 0,  # samples, of the first of which there are no more; 0 for all
 ) -> Any:
     """The data that a specification names, as something `record` takes."""
+    text, path = text or TextOptions(), Path(spec)
+    if path.suffix in SUFFIXES and path.is_file():
+        texts = texts_in(path, text.field, lines=text.packing == "each")
+        return _tokens(texts, model, text, limit)
+    if spec.startswith("hf:") or any((path / name).is_file() for name in _SAVED):
+        table, name = _table(spec.removeprefix("hf:"))
+        column = _first_of(("image", "img"), table.column_names)
+        if column is None or text.field is not None:
+            return _tokens(texts_of(table, name, text.field), model, text, limit)
+        return _first(Mapped(table, lambda row: _to_tensor(row[column], size, raw)), limit)
+    return _first(_of_numbers(spec, size, raw, skip_bad), limit)
+
+
+def _of_numbers(spec: str, size: int, raw: bool, skip_bad: bool) -> Any:
+    """Data that are no text."""
     if spec == "digits":
         return digits()
     if ".py:" in spec:
         return call_function(spec)
-    if spec.startswith("hf:"):
-        return _hugging_face(spec.removeprefix("hf:"), size, raw, model)
     path = Path(spec)
     if path.is_dir():
         return _image_folder(path, size, raw, skip_bad)
     if path.suffix == ".npz" and path.is_file():
         return _arrays(path)
     raise DataError(
-        f"no data at {spec!r}; expected digits, a folder of images, an .npz file, hf:NAME or "
-        "FILE.py:FUNCTION"
+        f"no data at {spec!r}; expected digits, a folder of images, an .npz, .txt, .jsonl or "
+        ".parquet file, hf:NAME or FILE.py:FUNCTION"
     )
 
 
@@ -157,46 +175,63 @@ def _arrays(path: Path) -> tuple[Any, ...]:
     return (x, torch.from_numpy(y) if y.dtype.kind in "biuf" else y)
 
 
-def _hugging_face(name: str, size: int, raw: bool, model: str) -> Any:
+def _table(name: str) -> tuple[Any, str]:
+    """A data set of Hugging Face's, one split of it, and how to call it."""
     datasets = optional("datasets", "datasets", "text")
-    try:
+    remedy = "expected a folder written by save_to_disk, or a name on the hub"
+    with loading(name, "Hugging Face data set", remedy):
         if Path(name).is_dir():
             table = datasets.load_from_disk(name)
         else:
             table = datasets.load_dataset(name, trust_remote_code=False)
-    except Exception as error:
-        if "trust_remote_code" in str(error) or "scripts" in str(error):
-            raise DataError(OWN_CODE.format(name)) from error
+    if not isinstance(table, Mapping):
+        return table, name
+    split = _first_of(("test", "validation", "train", *table), table)
+    return table[split], f"{name}, {split}"
+
+
+def _tokens(texts: Texts, model: str, text: TextOptions, limit: int) -> Any:
+    """Texts as sequences of a model's tokens."""
+    name = model.removeprefix("hf:")
+    if name == model:
         raise DataError(
-            f"no Hugging Face data set at {name!r} ({first_line(error)}); expected a folder "
-            "written by save_to_disk, or a name on the hub"
-        ) from error
-    if isinstance(table, Mapping):
-        table = table[_first_of(("test", "validation", "train", *table), table)]
-    columns = list(table.column_names)
-    if image := _first_of(("image", "img"), columns):
-        return Mapped(table, lambda row: _to_tensor(row[image], size, raw))
-    text = _first_of(("text", "sentence", "content"), columns)
-    if text is None or not model.startswith("hf:"):
-        raise DataError(
-            f"found columns {', '.join(columns)} in {name!r}; expected image, or text together "
-            "with a model hf:NAME that brings its tokeniser; for others use FILE.py:FUNCTION"
+            f"{texts.name} holds text, which needs a model hf:NAME that brings its tokenizer; for "
+            f"{model or 'another model'} make tokens in FILE.py:FUNCTION"
         )
-    transformers = optional("transformers", "transformers", "text")
-    at = model.removeprefix("hf:")
-    try:
-        tokeniser = transformers.AutoTokenizer.from_pretrained(at, trust_remote_code=False)
-    except Exception as error:
-        if "trust_remote_code" in str(error):
-            raise DataError(OWN_CODE.format(at)) from error
+    tokenizer, config = tokenizer_at(name), text_config(name)
+    longest = longest_sequence(config, tokenizer)
+    length = text.length or min(LENGTH, longest or LENGTH)
+    if longest is not None and length > longest:
+        raise DataError(f"--length {length} is more than the {longest} tokens that {name!r} takes")
+    found = tokenized(texts, tokenizer, length=length, packing=text.packing, limit=limit)
+    known, largest = getattr(config, "vocab_size", None), int(found.dataset.tokens.max())  # type: ignore[attr-defined]
+    if known is not None and largest >= known:
         raise DataError(
-            f"no tokeniser at {at!r} ({first_line(error)}); save it beside the model, or tokenise "
-            "in FILE.py:FUNCTION"
-        ) from error
-    if tokeniser.pad_token is None:
-        tokeniser.pad_token = tokeniser.eos_token
-    shape = {"padding": True, "truncation": True, "max_length": 128}
-    return dict(tokeniser(list(table[text]), return_tensors="pt", **shape))
+            f"the tokenizer at {name!r} makes token {largest}, and the model there knows {known}; "
+            "save a model with its own tokenizer"
+        )
+    return found
+
+
+def _first(samples: Any, limit: int) -> Any:
+    """The first so many samples."""
+    if not limit:
+        return samples
+    if isinstance(samples, tuple | dict):
+        return take(samples, slice(0, limit))
+    if hasattr(samples, "__getitem__") and hasattr(samples, "__len__"):
+        return Subset(samples, range(min(limit, len(samples))))
+    if hasattr(samples, "__iter__"):
+        return _head(samples, limit)
+    raise DataError(f"--limit cannot cut {type(samples).__name__}; expected data of known length")
+
+
+def _head(batches: Iterable[Any], limit: int) -> Iterator[Any]:
+    for batch in batches:
+        yield take(batch, slice(0, limit))
+        limit -= batch_size(batch)
+        if limit <= 0:
+            return
 
 
 def _first_of(names: Iterable[str], there: Container[str]) -> str | None:

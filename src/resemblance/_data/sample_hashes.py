@@ -55,13 +55,8 @@ def read_labels(batch: Any) -> list[Read] | None:
     return None if part is None else [Read(*on_the_way(part))]
 
 
-def of_samples(batch: Any) -> np.ndarray:  # (n,) uint64
-    """The hash by which samples without a name are known, from up to 256 of their values."""
-    return hashed(read(batch, _KNOWN_BY), size(batch))
-
-
 def read_to_know(batch: Any) -> list[Read]:
-    """What `of_samples` makes a hash of."""
+    """What samples without a name are known by: up to 256 of their values."""
     return read(batch, _KNOWN_BY)
 
 

@@ -43,9 +43,18 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """Tokens drawn from the sequences of a batch."""
+
+    positions: np.ndarray  # (n, tokens)
+    length: int  # of the sequences, with their padding
+
+
+@dataclass(frozen=True)
 class Batch:
     pieces: list[Piece]
     samples: Any  # a tensor, or a tuple or dict of them
+    drawn: Drawn | None = None  # where tokens are recorded
 
     @property
     def indices(self) -> np.ndarray:
@@ -62,12 +71,24 @@ class Source:
     ordered: bool  # True when the order is ours, False when it is the stream's
 
 
-def source(data: Any, *, seed: int, block: BlockSize, shard: tuple[int, int]) -> Source:
+def source(
+    data: Any,
+    *,
+    seed: int,
+    block: BlockSize,
+    shard: tuple[int, int],
+    fewest: int = _FEWEST_BLOCKS,
+) -> Source:
+    """The data as indexed samples; `fewest` is how many blocks `"auto"` makes of small data."""
     if isinstance(data, str | bytes | os.PathLike | nn.Module):
         raise _unknown(data)
     if _is_arrays(data):
         return _indexed(
-            size(data), lambda groups: (take(data, group) for group in groups), seed, block, shard
+            size(data),
+            lambda groups: (take(data, group) for group in groups),
+            seed,
+            block_size(size(data), block, fewest),
+            shard,
         )
     if isinstance(data, IterableDataset):
         data = DataLoader(data, batch_size=_BLOCK if block == "auto" else block)
@@ -75,7 +96,8 @@ def source(data: Any, *, seed: int, block: BlockSize, shard: tuple[int, int]) ->
         data = DataLoader(data)
     if isinstance(data, DataLoader):
         if _visits_all(data):
-            return _indexed(len(data.dataset), _loading(data), seed, block, shard)  # type: ignore[arg-type]
+            total = len(data.dataset)  # type: ignore[arg-type]
+            return _indexed(total, _loading(data), seed, block_size(total, block, fewest), shard)
         data = _drawing_apart(data)
         data._iterator = None  # of workers that are kept for the caller
     if not isinstance(data, Iterable):
@@ -171,7 +193,7 @@ def _drawing_apart(holder: Any) -> Any:
     return apart
 
 
-def block_size(total: int, block: BlockSize) -> int:
+def block_size(total: int, block: BlockSize, fewest: int = _FEWEST_BLOCKS) -> int:
     """Samples in a block: `block`, or for `"auto"` 128 in nearly equal blocks, sixteen or more.
 
     >>> block_size(60_000, "auto"), block_size(640, "auto"), block_size(20, "auto")
@@ -181,16 +203,13 @@ def block_size(total: int, block: BlockSize) -> int:
     """
     if block != "auto":
         return min(block, total)
-    count = max(-(-total // _BLOCK), min(_FEWEST_BLOCKS, total // 8), 1)
+    count = max(-(-total // _BLOCK), min(fewest, total // 8), 1)
     return -(-total // count)
 
 
-def _indexed(
-    total: int, fetch: Fetch, seed: int, block: BlockSize, shard: tuple[int, int]
-) -> Source:
+def _indexed(total: int, fetch: Fetch, seed: int, block: int, shard: tuple[int, int]) -> Source:
     if total == 0:
         raise DataError("the data set is empty: expected at least one sample")
-    block = block_size(total, block)
     order = shuffled(total, seed)
     count = -(-total // block)
     if shard[1] > count:

@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import torch
 
-USUAL, _LARGEST = 128, 4096
+USUAL, _LARGEST, _TOKENS = 128, 4096, 4096
 
 
 def fitting(block: int, each: int, free: int) -> int:
-    """The most samples, in whole blocks, that take half of `free` bytes at `each`; or one block.
+    """The most samples that take half of `free` bytes at `each`, in whole blocks if that is one.
 
-    >>> fitting(128, each=100 * 2**20, free=64 * 2**30), fitting(128, each=2**30, free=2**30)
-    (256, 128)
+    >>> fitting(128, each=100 * 2**20, free=64 * 2**30), fitting(128, each=2**30, free=2**33)
+    (256, 4)
     """
-    samples = min(free // 2 // max(each, 1), _LARGEST)
-    return max(1, samples // block) * block
+    samples = max(1, min(free // 2 // max(each, 1), _LARGEST))
+    return samples // block * block or samples
 
 
-def chosen(device: torch.device | None, block: int, each: int, deterministic: bool) -> int:
+def chosen(
+    device: torch.device | None, block: int, each: int, deterministic: bool, length: int = 1
+) -> int:
     """The batch size for samples that allocate `each` bytes, 0 if that is not known.
 
-    It is fixed where runs are to agree bit for bit, as free memory varies.
+    It is fixed where runs are to agree bit for bit, as free memory varies: 128 samples, or as many
+    sequences of `length` as have 4,096 tokens.
     """
     if device is None or device.type != "cuda" or deterministic or not each:
-        return max(USUAL, block)
+        return max(USUAL, block) if length == 1 else max(1, _TOKENS // length)
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return fitting(block, each, torch.cuda.mem_get_info(device)[0] + held)
 

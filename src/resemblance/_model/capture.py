@@ -20,9 +20,11 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import LayerError
 from .call_trace import modules_of
 from .layer_choice import Tap
-from .nested_outputs import first_tensor, sample_axes, swap_first
+from .losses import Start
+from .nested_outputs import sample_axes, swap, tensor_at
 
 Consume = Callable[[int, Tensor, "Tensor | None"], None]
+Pick = Callable[[Tensor], "Tensor | None"]  # some rows of a layer's output; None if it has no such
 
 # float16 ends at 6e-8, above many gradients; a power of two is taken off again without loss
 _HALF_SCALE = 1024.0
@@ -32,12 +34,14 @@ class Capture:
     """Hooks on a model for the length of a `with` block.
 
     A feature is the value at the tap: where the network later writes over that memory in place (an
-    in-place ReLU), the batch is run again with a copy kept at that tap.
+    in-place ReLU), the batch is run again with a copy kept at that tap. Where only some rows of an
+    output are asked for, as of tokens, only those are kept until their gradients come.
     """
 
     def __init__(self, model: nn.Module, taps: Sequence[Tap], *, gradients: bool) -> None:
         self.model, self.taps, self.gradients = model, taps, gradients
         self.copied: set[int] = set()  # taps whose memory the network writes over
+        self.dropped: set[int] = set()  # taps that have no such rows as are asked for
         self._axes: dict[int, int] = {}  # of the samples, as learnt from unambiguous batches
         self._where = {(tap.module, tap.is_input, tap.call): i for i, tap in enumerate(taps)}
         self._begin(0)
@@ -72,38 +76,43 @@ class Capture:
     def run(
         self,
         forward: Callable[[], Any],
-        losses: Callable[[Any], Tensor] | None,
+        start: Callable[[Any, float], Start] | None,
         count: int,
         consume: Consume,
+        pick: Pick = lambda x: x,
+        *,
+        may_drop: bool = False,
     ) -> None:
         """One batch of `count` samples through the model, there and back.
 
         `consume(i, features, gradients)` is called once for each tap i, with both batch first and
-        in the shape of the layer. Without `losses` there are features alone.
+        in the shape of the layer, or the rows of it that `pick` takes. Without `start`, a function
+        of outputs and a scale, there are features alone. A tap without such rows is an error, or,
+        with `may_drop`, left out from here on.
         """
-        self._consume = consume
+        self._consume, self._pick, self._may_drop = consume, pick, may_drop
         with torch.inference_mode(False), torch.set_grad_enabled(self.gradients):
             while True:
                 self._begin(count)
                 outputs = forward()
                 self._missing("never runs on this batch", set(self._features) | self._done)
                 overwritten = {i for i, (f, v) in self._features.items() if f._version != v}
-                if losses is None or not overwritten:
+                if start is None or not overwritten:
                     break
                 self.copied |= overwritten
-            if losses is not None:
-                self._backward(losses(outputs).sum())
+            if start is not None:
+                if any(f.dtype == torch.float16 for f, _ in self._features.values()):
+                    self._scale = _HALF_SCALE
+                self._backward(*start(outputs, self._scale))
             self._begin(0)
 
-    def _backward(self, loss: Tensor) -> None:
-        if not loss.requires_grad:
+    def _backward(self, at: Tensor, gradient: Tensor) -> None:
+        if not at.requires_grad:
             raise LayerError(
                 "no tapped layer reaches the loss, so there is no gradient to record; tap layers "
                 "that the output depends on, or record with gradients=False"
             )
-        if any(f.dtype == torch.float16 for f, _ in self._features.values()):
-            self._scale = _HALF_SCALE
-        torch.autograd.grad(loss * self._scale, self._leaves, allow_unused=True)
+        torch.autograd.grad(at, self._leaves, gradient, allow_unused=True)
         self._missing(
             "gets no gradient, as its output does not reach the loss; leave it out or record with "
             "gradients=False",
@@ -112,7 +121,7 @@ class Capture:
 
     def _missing(self, what: str, found: set[int]) -> None:
         for i, tap in enumerate(self.taps):
-            if i not in found:
+            if i not in found | self.dropped:
                 raise LayerError(f"layer {tap.name!r} {what}")
 
     def _called(
@@ -120,29 +129,32 @@ class Capture:
     ) -> Any:
         self._calls[name, is_input] += 1
         i = self._where.get((name, is_input, self._calls[name, is_input]))
-        if i is None:
+        if i is None or i in self.dropped:
             return None
         return self._tap(i, module, (args, kwargs_or_output) if is_input else kwargs_or_output)
 
     def _tap(self, i: int, module: nn.Module, value: Any) -> Any:
-        tensor = first_tensor(value)
+        tensor = tensor_at(value, self.taps[i].position)
         if tensor is None:
             raise LayerError(
                 f"layer {self.taps[i].name!r}: expected a floating-point tensor, found "
                 f"{type(value).__name__} without one; tap another layer"
             )
         axis = self._axis(i, module, tensor)
+        features = self._pick(self._in_order(i, tensor.detach(), axis))
+        if features is None:
+            self._drop(i, tensor)
+            return None
         if not self.gradients:
             self._done.add(i)
-            self._consume(i, tensor.detach().movedim(axis, 0), None)
+            self._consume(i, features, None)
             return None
         passed_on = None
         # Nothing before the first tap is recorded, so the graph begins there.
         if not self._leaves or not tensor.requires_grad:
-            tensor = tensor.detach().requires_grad_()
+            given, tensor = tensor, tensor.detach().requires_grad_()
             self._leaves.append(tensor)
-            passed_on = swap_first(value, tensor.clone())  # the network may write into the clone
-        features = tensor.detach()
+            passed_on = swap(value, given, tensor.clone())  # the network may write into the clone
         if i in self.copied:
             features = features.clone()
         self._features[i] = features, features._version
@@ -150,13 +162,27 @@ class Capture:
         def arrived(gradient: Tensor) -> None:
             features, _ = self._features.pop(i)
             self._done.add(i)
-            gradient = gradient.detach()
-            if self._scale != 1:
-                gradient = gradient.float() / self._scale
-            self._consume(i, features.movedim(axis, 0), gradient.movedim(axis, 0))
+            found = self._pick(self._in_order(i, gradient.detach(), axis))
+            if found is not None and self._scale != 1:
+                found = found.float() / self._scale
+            self._consume(i, features, found)
 
         tensor.register_hook(arrived)
         return passed_on
+
+    def _drop(self, i: int, tensor: Tensor) -> None:
+        if not self._may_drop:
+            raise LayerError(
+                f"layer {self.taps[i].name!r}: expected one row for each position of a sequence, "
+                f'found shape {tuple(tensor.shape)}; leave it out, or record with unit="sample"'
+            )
+        self.dropped.add(i)
+
+    def _in_order(self, i: int, tensor: Tensor, axis: int) -> Tensor:
+        """A view with the samples first and, of images, the channels second."""
+        tensor = tensor.movedim(axis, 0)
+        last = self.taps[i].channels_last and tensor.ndim > 3
+        return tensor.movedim(-1, 1) if last else tensor
 
     def _axis(self, i: int, module: nn.Module, tensor: Tensor) -> int:
         """Where the samples are. If the number of samples equals another size, look back."""

@@ -16,6 +16,9 @@ import torch
 from torch import nn
 
 from ..errors import ResemblanceError
+from .altered_layers import refused_backward
+from .offloaded_weights import fetched_again
+from .recomputed_layers import recomputed
 
 _lock = threading.Lock()
 _running: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules in a pass
@@ -72,11 +75,33 @@ def untouched(model: nn.Module, *, frozen: bool = True) -> Iterator[None]:
             if isinstance(module, nn.RNNBase):
                 undo.callback(setattr, module, "dropout", module.dropout)
                 module.training, module.dropout = True, 0.0
-        for parameter in model.parameters():
-            if frozen and parameter.requires_grad:
-                undo.callback(parameter.requires_grad_, True)
-                parameter.requires_grad_(False)
+        if frozen:
+            undo.enter_context(_frozen(model))
+            undo.enter_context(fetched_again(model))
+            undo.enter_context(refused_backward(model))
+            undo.enter_context(recomputed(model))
         yield
+
+
+@contextlib.contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """No parameter takes a gradient, nor one that comes into its place, as offloaded ones do."""
+    places = [(m, name) for m in model.modules() for name, p in m._parameters.items() if _learns(p)]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        parameters += [
+            p for module, name in places if (p := module._parameters.get(name)) is not None
+        ]
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+def _learns(parameter: nn.Parameter | None) -> bool:
+    return parameter is not None and parameter.requires_grad
 
 
 @contextlib.contextmanager

@@ -1,24 +1,28 @@
-"""Which layers to record: names, globs or `"auto"`, resolved to calls in order of execution.
+"""Which layers to record: names, patterns or `"auto"`, resolved to calls in order of execution.
 
-`select` turns what the user asked for into `Tap`s; `automatic` is what it asks for by itself.
+`select` turns what the user asked for into `Tap`s. A pattern is a name in which `*` stands for
+anything but a dot, `**` for anything, `?` for one letter that is no dot and `[...]` for one of
+several; `name:in` is a module's input, `name#1` what it gives the first time it runs, and a `!`
+before any of these takes out what it matches.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import itertools
-from collections import Counter
+import re
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
-from ..errors import LayerError, nearest
+from ..errors import LayerError, ResemblanceWarning, nearest
+from .automatic_layers import INPUT, Choice, automatic
 from .call_trace import Call, modules_of
+from .channel_axis import ChannelAxis
 
-INPUT = ":in"  # the suffix of a layer name that taps a module's input, not its output
-
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_NOT = "!"
 
 
 @dataclass(frozen=True)
@@ -29,102 +33,142 @@ class Tap:
     module: str
     call: int
     is_input: bool
+    position: int = 0  # of the tensor to record among the floating-point ones there
+    channels_last: bool = False  # images (n, ..., channels) instead of (n, channels, ...)
 
 
 def select(model: nn.Module, layers: str | Sequence[str], calls: Sequence[Call]) -> list[Tap]:
-    """Taps in order of execution for `"auto"`, a name, a glob, or a list of them."""
-    asked = (
-        [layers]
-        if isinstance(layers, str | bytes) or not isinstance(layers, Iterable)
-        else list(layers)
-    )
+    """Taps in order of execution for `"auto"`, a name, a pattern, or a list of them.
+
+    What a `!pattern` matches is taken out, wherever it stands in the list; where nothing else is
+    asked for, it is taken out of what `"auto"` chooses.
+    """
+    asked = _asked(layers)
+    wanted = [pattern for pattern in asked if not pattern.startswith(_NOT)] or ["auto"]
+    unwanted = [pattern.removeprefix(_NOT) for pattern in asked if pattern.startswith(_NOT)]
+    outputs: dict[str, Call] = {}
+    inputs: dict[str, Call] = {}
+    for pattern in wanted:
+        if pattern == "auto":
+            choice = _automatic(calls)
+            outputs |= {c.name: c for c in choice.outputs}
+            inputs |= {c.name: c for c in choice.inputs}
+        else:
+            found = {c.name: c for c in _matching(model, pattern, calls)}
+            (inputs if pattern.endswith(INPUT) else outputs).update(found)
+    for pattern in unwanted:
+        for call in _matching(model, pattern, calls):
+            (inputs if pattern.endswith(INPUT) else outputs).pop(call.name, None)
+    axis = ChannelAxis(calls)
+    chosen = [(c.ended, _tap(c, axis, is_input=False)) for c in outputs.values()]
+    chosen += [(c.began, _tap(c, axis, is_input=True)) for c in inputs.values()]
+    if not chosen:
+        raise LayerError(f"{asked} takes out every layer that it asks for; leave some")
+    return [tap for _, tap in sorted(chosen, key=lambda item: item[0])]
+
+
+def _asked(layers: str | Sequence[str]) -> list[str]:
+    one = isinstance(layers, str | bytes) or not isinstance(layers, Iterable)
+    asked: list[Any] = [layers] if one else list(layers)
     if wrong := [name for name in asked if not isinstance(name, str)]:
         raise LayerError(f'layers must be "auto", a name or a list of names; found {wrong[0]!r}')
     if not asked:
         raise LayerError('no layers were asked for; pass layers="auto" or at least one name')
-    patterns: list[str] = []
-    for pattern in asked:
-        patterns += automatic(model, calls) if pattern == "auto" else [pattern]
-    chosen: dict[str, tuple[int, Tap]] = {}
-    for pattern in patterns:
-        is_input = pattern.endswith(INPUT)
-        for c in _matching(model, pattern, calls):
-            name = c.name + (INPUT if is_input else "")
-            number = int(c.name.removeprefix(c.module).removeprefix("#") or 1)
-            moment = c.began if is_input else c.ended
-            chosen[name] = (moment, Tap(name, c.module, number, is_input))
-    return [tap for _, tap in sorted(chosen.values(), key=lambda item: item[0])]
+    return asked
+
+
+def _automatic(calls: Sequence[Call]) -> Choice:
+    choice = automatic(calls)
+    if choice.left_out:
+        warnings.warn(_LEFT_OUT.format(", ".join(choice.left_out)), ResemblanceWarning, 4)
+    if not (choice.outputs or choice.inputs):
+        raise LayerError(
+            'layers="auto" found no layer that gives a floating-point tensor with one row a '
+            "sample; name the layers"
+        )
+    return choice
+
+
+_LEFT_OUT = (
+    'layers="auto" leaves out what cannot be recorded, as its output has no axis of samples: {}'
+)
+
+
+def _tap(call: Call, axis: ChannelAxis, *, is_input: bool) -> Tap:
+    place = call.input if is_input else call.output
+    return Tap(
+        call.name + (INPUT if is_input else ""),
+        call.module,
+        call.number,
+        is_input,
+        place.position if place else 0,
+        axis.is_last(call, is_input=is_input),
+    )
 
 
 def _matching(model: nn.Module, pattern: str, calls: Sequence[Call]) -> Sequence[Call]:
-    """The calls that a name or a glob stands for, or an error with the nearest names."""
+    """The calls that a name or a pattern stands for, or an error with the nearest names."""
     wanted = pattern.removesuffix(INPUT)
-    named = [c for c in calls if wanted in (c.name, c.module)]
-    hits = named or [c for c in calls if fnmatch.fnmatchcase(c.name, wanted)]
+    exact = [c for c in calls if wanted in (c.name, c.module, f"{c.module}#{c.number}")]
+    if exact and wanted not in {c.module for c in exact}:  # one call of it, by its number
+        return exact
+    matches = _compiled(wanted)
+    hits = exact or [c for c in calls if matches.fullmatch(_called(c, wanted))]
+    if not exact and "**" not in wanted:
+        _refuse_other_meaning(pattern, wanted, hits, calls)
     if hits:
         return hits
     close = nearest(wanted, (c.name for c in calls))
-    if any(name == wanted or fnmatch.fnmatchcase(name, wanted) for name in modules_of(model)):
+    if any(name == wanted or matches.fullmatch(name) for name in modules_of(model)):
         raise LayerError(
             f"layer {pattern!r} exists but never runs in the forward pass; these do: {close}"
         )
     raise LayerError(
-        f"no layer is named {pattern!r} and no name matches it as a glob; nearest: {close}"
+        f"no layer is named {pattern!r} and no name matches it as a pattern; nearest: {close}"
     )
 
 
-def automatic(model: nn.Module, calls: Sequence[Call]) -> list[str]:
-    """The layers a person would pick: stem, repeated blocks, and the vector before the head.
+def _called(call: Call, pattern: str) -> str:
+    """A call's name, with its number also the first time if the pattern asks for that."""
+    return f"{call.module}#{call.number}" if pattern.endswith("#1") else call.name
 
-    A block is a module with parts of its own whose class occurs at least twice and which lies in
-    no larger such module: residual blocks, transformer layers, inverted residuals. A network
-    without blocks is a chain: there, every weighted layer's activation is taken, which is the
-    activation module that follows it, if one does before the next weighted layer, and else its own
-    output. After a recurrent layer it is what the next layer is given, as that may be the last
-    state and not the output.
-    """
-    leaves = sorted((c for c in calls if c.leaf), key=lambda c: c.ended)
-    weighted = [c for c in leaves if c.weighted]
-    if not weighted:
+
+def _refuse_other_meaning(
+    pattern: str, wanted: str, hits: Sequence[Call], calls: Sequence[Call]
+) -> None:
+    """`*` crossed dots in version 0.1: a pattern that matched other layers then is refused."""
+    before = [c for c in calls if fnmatch.fnmatchcase(c.name, wanted)]
+    crossing = [c for c in before if c not in hits]
+    if crossing:
+        suffix = INPUT if pattern.endswith(INPUT) else ""
+        wide, deeper = wanted.replace("*", "**") + suffix, f"!{wanted}.**{suffix}"
         raise LayerError(
-            'layers="auto" looks for layers with weights and found none that run; name the layers'
+            f"* no longer crosses dots: {pattern!r} stands for {len(hits)} layers, and stood for "
+            f"{len(before)}, such as {crossing[0].name!r}. Write {wide!r} for those, and "
+            f"{[wide, deeper]} for these"
         )
-    head = weighted[-1]
-    if blocks := _repeated(model, calls):
-        first = min(c.began for c in blocks)
-        before = [c for c in leaves if c.ended < first and c.shape is not None]
-        names = [before[-1].name] if before else []
-        names += [c.name for c in blocks]
-        if head.began > max(c.ended for c in blocks):
-            names.append(head.name + INPUT)
-        return names
-    # Of several layers the last, the head, is left out: what it is given is recorded before it.
-    pairs: Sequence[tuple[Call, Call | None]] = list(itertools.pairwise(weighted))
-    return [_activation(here, later, leaves) for here, later in pairs or [(head, None)]]
 
 
-def _activation(here: Call, later: Call | None, leaves: Sequence[Call]) -> str:
-    """The name of what a weighted layer of a chain hands on to the later one."""
-    if here.recurrent and later is not None:
-        return later.name + INPUT
-    until = later.began if later else float("inf")
-    between = [c for c in leaves if here.ended < c.ended < until]
-    active = [c for c in between if hasattr(nn.modules.activation, c.kind)]
-    return (active or [here])[-1].name
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """A regular expression for a pattern of names.
+
+    >>> bool(_compiled("layer?.*").fullmatch("layer1.0"))
+    True
+    >>> bool(_compiled("layer?.*").fullmatch("layer1.0.conv1"))
+    False
+    >>> bool(_compiled("layer?.**").fullmatch("layer1.0.conv1"))
+    True
+    """
+    parts = re.findall(r"\*\*|\*|\?|\[!?[^\]]+\]|.", pattern, flags=re.DOTALL)
+    return re.compile("".join(map(_expression, parts)), flags=re.DOTALL)
 
 
-def _repeated(model: nn.Module, calls: Sequence[Call]) -> list[Call]:
-    """Calls of the outermost modules with parts whose class occurs at least twice."""
-    ran = {c.module: c for c in calls}
-    parts = {
-        name: type(module)
-        for name, module in modules_of(model).items()
-        if name in ran
-        and type(module) not in _CONTAINERS
-        and not ran[name].leaf
-        and any(True for _ in module.parameters())
-    }
-    often = {kind for kind, count in Counter(parts.values()).items() if count > 1}
-    blocks = {name for name, kind in parts.items() if kind in often}
-    inner = {name for name in blocks if any(name.startswith(other + ".") for other in blocks)}
-    return [c for c in calls if c.module in blocks - inner and c.shape is not None]
+def _expression(part: str) -> str:
+    if part == "**":
+        return ".*"
+    if part in ("*", "?"):
+        return "[^.]" + part.replace("?", "")
+    if len(part) > 1:  # one of several letters
+        inside = part[1:-1].replace("\\", "\\\\")
+        return f"[^{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"
+    return re.escape(part)

@@ -1,10 +1,14 @@
-"""What is differentiated: a loss for each sample, from a model's outputs.
+"""What is differentiated: a loss for each sample, from a model's outputs, and its gradient there.
 
 The default needs no label. With p = softmax(z) and q ∝ p^β, the loss is −Σ_y q_y log p_y with q
 held fixed, so at the logits its gradient is softmax(z) − softmax(βz): the expectation, over the
 tempered prediction, of the gradient of −log p. `labels` is cross-entropy with the data's own
 labels, and any function `(outputs, batch) -> (n,) losses` will do instead. Where a sample has many
-predictions (tokens, pixels), its loss is their mean, without padding and ignored labels.
+predictions (tokens, pixels), its loss is their mean, or their sum where tokens are the samples,
+without padding and ignored labels.
+
+The gradient at the logits is written down rather than found: a few positions at a time, so that no
+float32 copy of all logits of a language model ever exists.
 """
 
 from __future__ import annotations
@@ -13,14 +17,15 @@ import math
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._data.batches import IGNORED, attention_mask, labels_of, size
+from .._data.batches import IGNORED, labels_of, real_positions, size
 from .._data.labels import some
 from ..errors import DataError, TargetError
 from .nested_outputs import first_tensor
@@ -28,7 +33,17 @@ from .pooling import called
 
 FindLogits = Callable[[Any], Tensor]
 Losses = Callable[[Any, Any], Tensor]  # (outputs, batch) -> (n,)
+AtLogits = Callable[[Tensor, "Tensor | None"], Tensor]  # logits, labels -> the gradient there
 Target = Literal["tempered", "labels"] | Losses
+
+_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}  # logits that are widened to float32 at a time
+
+
+class Start(NamedTuple):
+    """Where a backward pass starts: a tensor, and the gradient of the summed losses at it."""
+
+    at: Tensor
+    gradient: Tensor
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,8 @@ class Objective:
     target: Target = "tempered"
     beta: float = 0.5
     logits: FindLogits | None = None
+    summed: bool = False  # over a sample's predictions, instead of their mean
+    shifted: bool = False  # labels are tokens, each of which the position before it predicts
 
     def __post_init__(self) -> None:
         if not callable(self.target) and self.target not in ("tempered", "labels"):
@@ -59,18 +76,42 @@ class Objective:
             raise TargetError(f"beta must be 0 or more, finite and not 1; found {self.beta!r}")
 
     @property
+    def by_convention(self) -> bool:
+        """Whether nobody said what the logits are."""
+        return self.logits is None and not callable(self.target)
+
+    @property
     def name(self) -> str:
         """Of the target, as it stands in settings."""
         return called(self.target) if callable(self.target) else self.target
 
-    def losses(self, outputs: Any, batch: Any) -> Tensor:  # (n,)
+    def start(self, batch: Any, outputs: Any, scale: float = 1.0) -> Start:
+        """Where to start, with the gradient times `scale`, in the dtype of the logits."""
         if callable(self.target):
-            found = self.target(outputs, batch)
-        elif self.target == "tempered":
-            found = _tempered(self._scores(outputs), batch, self.beta)
-        else:
-            found = _labelled(self._scores(outputs), batch)
-        count = size(batch)
+            losses = self._checked(self.target(outputs, batch), size(batch))
+            return Start(losses.sum(), torch.full_like(losses[0], scale))
+        z = self._scores(outputs)  # (n, positions, classes)
+        counted, y = real_positions(batch, z.shape[:2], z.device), None
+        if self.target == "labels":
+            y = _checked_labels(batch, z)
+            if self.shifted:
+                y = F.pad(y[:, 1:], (0, 1), value=IGNORED)
+            counted = counted & (y != IGNORED)
+        if len(z) != size(batch):
+            raise TargetError(
+                f"expected logits of {size(batch)} samples, found those of {len(z)}, of shape "
+                f"{tuple(z.shape)}; pass logits=<function of the output> that keeps samples first"
+            )
+        weights = counted.to(torch.promote_types(z.dtype, torch.float32))
+        if not self.summed:
+            weights = weights / weights.sum(1, keepdim=True).clamp_min(1)
+        at_logits: dict[str, AtLogits] = {
+            "tempered": partial(_tempered, beta=self.beta),
+            "labels": _labelled,
+        }
+        return Start(z, _gradient(at_logits[self.target], z.detach(), weights * scale, y))
+
+    def _checked(self, found: Any, count: int) -> Tensor:  # (n,)
         if not isinstance(found, Tensor) or found.shape != (count,):
             what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found)
             raise TargetError(
@@ -83,7 +124,7 @@ class Objective:
         """An error if the logits are probabilities already, which would be tempered twice."""
         if callable(self.target):
             return
-        z = self._scores(outputs).detach()
+        z = self._scores(outputs).detach()[:, :8].double()
         if bool((z >= 0).all()) and bool(((z.sum(-1) - 1).abs() < 1e-3).all()):
             raise TargetError(
                 "expected logits, found values that are positive and sum to one: the model seems "
@@ -97,32 +138,43 @@ class Objective:
         return _by_position(z)
 
 
-def _tempered(z: Tensor, batch: Any, beta: float) -> Tensor:
-    each = -(F.softmax(beta * z.detach(), -1) * F.log_softmax(z, -1)).sum(-1)
-    return _mean_over_positions(each, batch)
+def _tempered(z: Tensor, _: Tensor | None, *, beta: float) -> Tensor:  # (m, classes)
+    """The gradient at the logits of m predictions: all that autograd would find."""
+    return F.softmax(z, -1).sub_(F.softmax(z * beta, -1))
 
 
-def _labelled(z: Tensor, batch: Any) -> Tensor:
-    log_p = F.log_softmax(z, -1)
-    y = _checked_labels(batch, log_p)
-    each = -log_p.gather(-1, y.clamp_min(0)[..., None])[..., 0]
-    return _mean_over_positions(each, batch, y != IGNORED)
+def _labelled(z: Tensor, y: Tensor | None) -> Tensor:  # (m, classes), (m,)
+    assert y is not None
+    p = F.softmax(z, -1)
+    return p.scatter_add_(1, y.clamp_min(0)[:, None], -torch.ones_like(p[:, :1]))
 
 
-def _mean_over_positions(each: Tensor, batch: Any, counted: Tensor | None = None) -> Tensor:
-    mask = attention_mask(batch)
-    if mask is None or mask.shape != each.shape:
-        mask = torch.ones_like(each)
-    weights = mask.to(each) if counted is None else mask.to(each) * counted
-    return (each * weights).sum(1) / weights.sum(1).clamp_min(1)  # (n, positions) -> (n,)
+def _gradient(
+    at_logits: AtLogits,
+    z: Tensor,  # (n, positions, classes)
+    weights: Tensor,  # (n, positions)
+    y: Tensor | None,  # (n, positions)
+) -> Tensor:
+    """Weighted gradients at all logits, in their dtype; computed in that of the weights."""
+    out = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+    step = max(1, _AT_ONCE.get(z.device.type, _AT_ONCE["cpu"]) // z.shape[-1])
+    rows = [x.flatten(0, 1).split(step) for x in (z, out)]
+    labels = [None] * len(rows[0]) if y is None else y.flatten().split(step)
+    for given, into, weight, label in zip(
+        *rows, weights.flatten().split(step), labels, strict=True
+    ):
+        into.copy_(at_logits(given.to(weight.dtype), label).mul_(weight[:, None]))
+    return out
 
 
 def find_logits(outputs: Any) -> Tensor:
-    """A tensor itself, `.logits` or `["logits"]`, or the first tensor of a tuple or list."""
+    """A tensor itself, `.logits`, `["logits"]` or `["out"]`, or the first of a tuple or list."""
     if isinstance(outputs, Tensor):
         return outputs
-    if isinstance(outputs, Mapping) and "logits" in outputs:
-        return outputs["logits"]
+    if isinstance(outputs, Mapping):  # of the libraries' own: "out" of a segmentation network
+        named = next((outputs[key] for key in ("logits", "out") if key in outputs), None)
+        if isinstance(named, Tensor):
+            return named
     if isinstance(getattr(outputs, "logits", None), Tensor):
         return outputs.logits
     found = first_tensor(outputs) if isinstance(outputs, tuple | list) else None
@@ -135,7 +187,7 @@ def find_logits(outputs: Any) -> Tensor:
     return found
 
 
-def _by_position(z: Tensor) -> Tensor:  # -> (n, positions, classes), float32 or better
+def _by_position(z: Tensor) -> Tensor:  # -> (n, positions, classes)
     """Logits (n, classes), (n, tokens, classes) or (n, classes, height, width) in one shape."""
     shape = tuple(z.shape)
     if z.ndim > 3:  # images of logits, as cross_entropy takes them
@@ -148,20 +200,19 @@ def _by_position(z: Tensor) -> Tensor:  # -> (n, positions, classes), float32 or
             "binary logit z also logits=lambda z: torch.cat([torch.zeros_like(z), z], 1); or "
             "gradients=False"
         )
-    z = z.flatten(1, -2) if z.ndim > 2 else z[:, None]
-    return z.to(torch.promote_types(z.dtype, torch.float32))
+    return z.flatten(1, -2) if z.ndim > 2 else z[:, None]
 
 
-def _checked_labels(batch: Any, log_p: Tensor) -> Tensor:  # -> (n, positions)
+def _checked_labels(batch: Any, z: Tensor) -> Tensor:  # -> (n, positions)
     y = labels_of(batch)
     if y is None:
         raise TargetError(
             'target="labels" needs batches (inputs, labels) or dicts with a "labels" entry; '
             f"found {type(batch).__name__} without"
         )
-    n, positions, classes = log_p.shape
+    n, positions, classes = z.shape
     try:
-        y = torch.as_tensor(y).to(log_p.device)
+        y = torch.as_tensor(y).to(z.device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"expected integer labels from 0 to {classes - 1}, found {some(np.asarray(y))}; number "

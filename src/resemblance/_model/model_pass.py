@@ -8,31 +8,45 @@ let it `feed` a `Consumer` the features and gradients at chosen layers.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._data.batches import run_by_convention, size, to_device
-from .._data.sources import Batch, BlockSize, Source, source
+from .._data.batches import size, to_device
+from .._data.sources import Batch, BlockSize, Piece, Source, source
 from .._progress_bar import progress as progress_bar
-from ..errors import DataError, ResemblanceError, ResemblanceWarning, TargetError
+from ..errors import DataError, LayerError, ResemblanceError, ResemblanceWarning, TargetError
 from . import batch_size as batch_sizes
+from . import not_logits
+from .batch_halves import Halving, cells
 from .call_trace import Call, trace
 from .capture import Capture
 from .changed_buffers import ChangedBuffers
 from .evaluation_mode import RandomState, untouched, unwrap
 from .input_misfit import misfit
+from .language_models import language_model, runner, with_decoder_inputs
 from .layer_choice import Tap
-from .losses import Objective
+from .losses import Objective, find_logits
+from .offloaded_weights import device_of, missing
+from .picked_tokens import Rows
+from .spread_weights import computed_in_parts
 from .unsteady_outputs import copied, unsteadiness
 
 RunModel = Callable[[nn.Module, Any], Any]
+Prepare = Callable[[Batch], Batch]  # adds what a model needs, and which tokens are recorded
+
+
+_RUNS_OUT = {"cuda", "xpu", "mps"}  # devices that say so when memory runs out
+_OUT_OF_MEMORY = (
+    "the device ran out of memory; pass a smaller batch_size (results do not depend on it), or "
+    'leave it at "auto"'
+)
 
 
 class Consumer(Protocol):
@@ -45,13 +59,36 @@ class Consumer(Protocol):
     def end(self) -> None: ...
 
 
+class _Held:
+    """What a consumer is to see of a batch, if it comes through."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[int, Tensor, Tensor | None]] = []
+
+    def consume(self, i: int, features: Tensor, gradients: Tensor | None) -> None:
+        if gradients is None:  # the forward pass is under way, and may write over these
+            features = features.clone()
+        self._found.append((i, features, gradients))
+
+    def hand_on(self, consumer: Consumer) -> None:
+        while self._found:
+            consumer.consume(*self._found.pop(0))
+
+
 def runnable(model: nn.Module) -> nn.Module:
     """The model under its wrappers, or an error if it cannot be run and differentiated."""
     model = unwrap(model)
     if not isinstance(model, nn.Module):
         raise DataError(f"expected a torch.nn.Module, found {type(model).__name__}")
-    if any(weight.is_meta for weight in model.parameters()):
-        raise DataError("the model's weights are on the meta device, not yet loaded; load them")
+    if name := missing(model):
+        raise DataError(
+            f"the model's weights ({name!r}) are on the meta device, not yet loaded; load them"
+        )
+    if name := computed_in_parts(model):
+        raise DataError(
+            f"the model runs in parts, as tensor parallelism has it ({name!r} is split over "
+            "processes): outputs of its layers would be parts too; record it whole, or with FSDP"
+        )
     if any(weight.is_inference() for weight in [*model.parameters(), *model.buffers()]):
         raise DataError(
             "the model's weights were made inside torch.inference_mode, and autograd cannot use "
@@ -70,6 +107,7 @@ def opened(
     shard: tuple[int, int] = (0, 1),
     call: RunModel | None = None,
     frozen: bool = True,  # False where no gradient is taken
+    draw: Prepare | None = None,  # tokens, where these are the samples
 ) -> Iterator[ModelPass]:
     """A model ready to be run over data, with a trace of its calls on a trial batch.
 
@@ -77,20 +115,23 @@ def opened(
     after an error.
     """
     model = runnable(model)
-    weights = itertools.chain(model.parameters(), model.buffers())
-    device = next((weight.device for weight in weights), None)
+    device = device_of(model)
     if not (call is None or callable(call)):
         raise DataError(f"call must be a function (model, batch) -> outputs; found {call!r}")
-    run = call or run_by_convention
+    run = call or runner(model)
     with untouched(model, frozen=frozen):
-        samples = source(data, seed=seed, block=block, shard=shard)
-        first = to_device(samples.first, device)
+        many = {} if draw is None else {"fewest": 1}  # each window of sequences makes many blocks
+        prepare = _preparing(model, draw, by_convention=call is None)
+        samples = source(data, seed=seed, block=block, shard=shard, **many)
+        trial = Batch([Piece(0, np.arange(size(samples.first)))], samples.first)
+        trial = prepare(trial)
+        first = to_device(trial.samples, device)
         changed, random_state = ChangedBuffers(model), RandomState(device)
         again, unsteady = copied(first), None
         try:
             try:
                 with changed:
-                    calls, outputs = trace(model, lambda: run(model, first))
+                    calls, outputs = trace(model, lambda: run(model, first), count=size(first))
                 unsteady = unsteadiness(model, run, again, outputs, random_state)
             except (ResemblanceError, torch.OutOfMemoryError, MemoryError):
                 raise
@@ -98,11 +139,25 @@ def opened(
                 raise misfit(model, first, error) from error
             if unsteady is not None:
                 warnings.warn(str(unsteady), ResemblanceWarning, stacklevel=4)
-            yield ModelPass(model, device, samples, first, calls, outputs, run)
+            yield ModelPass(
+                model, device, samples, replace(trial, samples=first), calls, outputs, run, prepare
+            )
         finally:
             changed.put_back()
             if unsteady is not None and unsteady.random:  # it may have drawn throughout
                 random_state.put_back()
+
+
+def _preparing(model: nn.Module, draw: Prepare | None, *, by_convention: bool) -> Prepare:
+    language = language_model(model)
+    decoder = by_convention and language is not None and language.kind == "encoder-decoder"
+
+    def prepare(batch: Batch) -> Batch:
+        if decoder:
+            batch = replace(batch, samples=with_decoder_inputs(model, batch.samples))
+        return batch if draw is None else draw(batch)
+
+    return prepare
 
 
 @dataclass(frozen=True)
@@ -112,14 +167,16 @@ class ModelPass:
     model: nn.Module
     device: torch.device | None  # None for a model without weights
     source: Source
-    first: Any  # the trial batch, on the device
+    trial: Batch  # of a few samples, on the device
     calls: list[Call]  # of the modules, in that trial
     outputs: Any  # of the model, in that trial
     run: RunModel
+    prepare: Prepare  # batches as they come from the source
 
     def batches(self, batch_size: int) -> Iterator[tuple[Batch, Any]]:
         """Batches as they come, each with its samples on the model's device."""
         for batch in self.source.batches(batch_size):
+            batch = self.prepare(batch)
             yield batch, to_device(batch.samples, self.device)
 
     def feed(
@@ -132,30 +189,86 @@ class ModelPass:
         deterministic: bool = False,
         progress: bool | None = False,
         what: str = "",
-    ) -> None:
+        may_drop: bool = False,
+    ) -> set[int]:
         """Run the model over all batches and hand on every tapped layer of each.
 
-        A trial comes first: what cannot work fails there and says why.
+        A trial comes first: what cannot work fails there and says why. With `may_drop`, taps that
+        have no rows such as are recorded are left out instead; returns which.
         """
-
-        def one_batch(samples: Any, consume: Callable[[int, Tensor, Tensor | None], None]) -> None:
-            losses = None if objective is None else partial(objective.losses, batch=samples)
-            capture.run(lambda: self.run(self.model, samples), losses, size(samples), consume)
-
         capture = Capture(self.model, taps, gradients=objective is not None)
         with capture, progress_bar(progress, self.source.expected, what) as advance:
             before = batch_sizes.allocated(self.device)
-            self._try(objective, one_batch)
+            self._try(capture, objective, may_drop=may_drop)
+            limit = None
             if isinstance(batch_size, str):  # "auto"
-                each = (batch_sizes.allocated(self.device) - before) // size(self.first)
-                batch_size = batch_sizes.chosen(self.device, self.source.block, each, deterministic)
-            for batch, samples in self.batches(batch_size):
-                consumer.begin(batch)
-                one_batch(samples, consumer.consume)
-                consumer.end()
-                advance(len(batch.indices))
+                each = (batch_sizes.allocated(self.device) - before) // len(self.trial.indices)
+                length = cells(self.trial) // len(self.trial.indices)
+                batch_size = batch_sizes.chosen(
+                    self.device, self.source.block, each, deterministic, length
+                )
+                limit = batch_size * length
+            self._run_all(capture, consumer, objective, batch_size, limit, advance)
+        return capture.dropped
 
-    def _try(self, objective: Objective | None, one_batch: Callable[..., None]) -> None:
+    def _run_all(
+        self,
+        capture: Capture,
+        consumer: Consumer,
+        objective: Objective | None,
+        batch_size: int,
+        limit: int | None,
+        advance: Callable[[int], None],
+    ) -> None:
+        """All batches, those for which a GPU has too little memory in halves.
+
+        Where the size was left open, or tokens are few among many, what a batch larger than any
+        before gives is held until it is through, so that a consumer sees all of it or nothing.
+        """
+        halving = Halving(limit, self.prepare)
+        careful = self.device is not None and self.device.type in _RUNS_OUT
+        careful &= limit is not None or self.trial.drawn is not None
+        for batch in halving.batches(self.source.batches(batch_size)):
+            held = _Held() if careful and cells(batch) > halving.proven else None
+            samples = batch.samples if held is None else copied(batch.samples)
+            if held is None:
+                consumer.begin(batch)
+            try:
+                samples = to_device(samples, self.device)
+                self._one_batch(capture, objective, batch, samples, (held or consumer).consume)
+            except torch.OutOfMemoryError as error:
+                if held is None:
+                    raise DataError(_OUT_OF_MEMORY) from error
+                held = samples = None
+                halving.did_not_fit(batch, error)
+                continue
+            if held is not None:
+                consumer.begin(batch)
+                held.hand_on(consumer)
+            consumer.end()
+            halving.ran(batch)
+            advance(len(batch.indices))
+
+    def _one_batch(
+        self,
+        capture: Capture,
+        objective: Objective | None,
+        batch: Batch,
+        samples: Any,  # those of the batch, on the device
+        consume: Callable[[int, Tensor, Tensor | None], None],
+        *,
+        may_drop: bool = False,
+    ) -> None:
+        capture.run(
+            lambda: self.run(self.model, samples),
+            None if objective is None else partial(objective.start, samples),
+            len(batch.indices),
+            consume,
+            Rows(batch).pick,
+            may_drop=may_drop,
+        )
+
+    def _try(self, capture: Capture, objective: Objective | None, *, may_drop: bool) -> None:
         """One batch whose features and gradients go nowhere, to see that there are any."""
         reached: list[Tensor] = []
 
@@ -165,7 +278,16 @@ class ModelPass:
 
         if objective is not None:
             objective.refuse_probabilities(self.outputs)
-        one_batch(self.first, note)
+            if objective.by_convention:
+                z = find_logits(self.outputs)
+                not_logits.refuse(self.model, self.trial.samples, z, self.calls)
+        samples = self.trial.samples
+        self._one_batch(capture, objective, self.trial, samples, note, may_drop=may_drop)
+        if len(capture.dropped) == len(capture.taps):
+            raise LayerError(
+                "no layer chosen has one row for each position of a sequence; name some that do, "
+                'or record with unit="sample"'
+            )
         if objective is not None and not any(reached):
             raise TargetError(
                 "the gradient of the loss is zero at every layer: nothing but zeros would be "

@@ -6,6 +6,7 @@ from safetensors or from a state dict read without unpickling code.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._data.named_data import OWN_CODE
+from .._data.hugging_face import loading, needs_code
 from .._data.user_files import call_function
-from ..errors import DataError, FormatError, ResemblanceError, first_line, nearest, optional
+from ..errors import DataError, FormatError, first_line, nearest, optional
 
 
 def load_model(spec: str, *, weights: str | None = None, pretrained: bool = False) -> nn.Module:
@@ -59,21 +60,15 @@ def _timm(name: str, pretrained: bool) -> nn.Module:
 def _transformers(name: str) -> nn.Module:
     """A model of the library's own classes: code that comes with a model is never run."""
     transformers = optional("transformers", "transformers", "text")
-    try:
+    remedy = "expected a folder with config.json, or a name on the hub"
+    if not sys.stderr.isatty():  # which its bars are for
+        transformers.utils.logging.disable_progress_bar()
+    with loading(name, "Hugging Face model", remedy):
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         architecture = (config.architectures or ["AutoModel"])[0]
         if not hasattr(transformers, architecture):
-            raise DataError(OWN_CODE.format(name))
+            raise needs_code(name)
         return getattr(transformers, architecture).from_pretrained(name, trust_remote_code=False)
-    except ResemblanceError:
-        raise
-    except Exception as error:  # each library and version has its own
-        if "trust_remote_code" in str(error):
-            raise DataError(OWN_CODE.format(name)) from error
-        raise DataError(
-            f"no Hugging Face model at {name!r} ({first_line(error)}); expected a folder with "
-            "config.json, or a name on the hub"
-        ) from error
 
 
 def load_weights(model: nn.Module, path: str) -> None:

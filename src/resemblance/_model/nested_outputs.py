@@ -48,27 +48,32 @@ def _is_record(output: Any) -> bool:
     return dataclasses.is_dataclass(output) and not isinstance(output, type)
 
 
-def swap_first(output: Any, new: Tensor) -> Any:
-    """A copy of `output` in which its first floating-point tensor is `new`, wherever it stands."""
-    return _swap(output, first_tensor(output), new)
+def tensor_at(output: Any, position: int) -> Tensor | None:
+    """The floating-point tensor at a position among those in it, or the first.
+
+    >>> import torch
+    >>> tensor_at((torch.tensor([0.5]), {"h": torch.tensor([1.5])}), 1)
+    tensor([1.5000])
+    """
+    found = list(tensors(output))
+    return found[position] if position < len(found) else next(iter(found), None)
 
 
-def _swap(value: Any, old: Tensor | None, new: Tensor) -> Any:
-    # Not nested in swap_first: a function that refers to itself would keep both tensors until the
-    # garbage collector comes by.
+def swap(value: Any, old: Tensor | None, new: Tensor) -> Any:
+    """A copy of what a module returned in which `new` stands for the tensor `old`."""
     if value is old:
         return new
     if _is_record(value):
         given = [field.name for field in dataclasses.fields(value) if field.init]
-        swapped = {key: _swap(getattr(value, key), old, new) for key in given}
+        swapped = {key: swap(getattr(value, key), old, new) for key in given}
         return dataclasses.replace(value, **swapped)
     if isinstance(value, MutableMapping):
         out = copy.copy(value)  # keeps the type, a default factory, the order
         for key, item in value.items():
-            out[key] = _swap(item, old, new)
+            out[key] = swap(item, old, new)
         return out
     if isinstance(value, tuple | list):
-        return sequence_like(value, [_swap(item, old, new) for item in value])
+        return sequence_like(value, [swap(item, old, new) for item in value])
     return value
 
 

@@ -2,9 +2,11 @@
 
 `flatten` keeps everything. `mean`, `first` and `last` reduce over positions: the tokens of a
 sequence (n, positions, width), honouring a padding mask, or the pixels of an image (n, channels,
-height, width). The gradient that belongs to a mean is the *sum* of the gradients over positions:
-how the loss answers when the feature is shifted by the same amount everywhere. A function is
-applied to features and gradients alike.
+height, width). Images that a network keeps as (n, height, width, channels) come in that order as
+well: a pass hands them on with their channels second, where the layers that work on them show that
+they are last (`channel_axis`). The gradient that belongs to a mean is the *sum* of the gradients
+over positions: how the loss answers when the feature is shifted by the same amount everywhere. A
+function is applied to features and gradients alike.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .._data.batches import size, take
+from .altered_layers import is_quantised
 from .call_trace import trace
 from .evaluation_mode import RandomState
 from .nested_outputs import sample_axes, tensors
@@ -87,8 +88,13 @@ def unsteadiness(
 def _round_off(model: nn.Module, outputs: list[Tensor]) -> float:
     """How far outputs may differ: more if anything is computed in less than single precision."""
     weights = itertools.chain(model.parameters(), outputs)
-    coarse = any(x.element_size() < 4 or torch.is_autocast_enabled(x.device.type) for x in weights)
+    coarse = any(x.element_size() < 4 or _is_autocast(x) for x in weights)
+    coarse = coarse or any(map(is_quantised, model.modules()))
     return _HALF_ROUND_OFF if coarse else _ROUND_OFF
+
+
+def _is_autocast(x: Tensor) -> bool:
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)  # meta: offloaded
 
 
 def _values(

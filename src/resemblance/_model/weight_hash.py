@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .call_trace import plain_name
 from .evaluation_mode import unwrap
+from .offloaded_weights import Read, readers
+from .spread_weights import is_spread, whole
 
 _WEIGHTS = 4096  # read of a parameter
 _ON_CPU, _ELSEWHERE = 2**19, 2**25  # bytes mixed at a time: a cache's worth, and a GPU's
@@ -24,8 +26,9 @@ _GOLDEN, _FIRST, _SECOND = (
 def of_weights(model: nn.Module) -> str:
     """A digest of names, shapes and evenly spaced values of the weights: cheap at any size."""
     digest = hashlib.blake2b(digest_size=8)
-    weights = {k: w for k, w in sorted(model.state_dict().items()) if isinstance(w, Tensor)}
-    values = {key: _some_bytes(weight) for key, weight in weights.items()}
+    weights = {k: w for k, w in sorted(_state(model).items()) if isinstance(w, Tensor)}
+    elsewhere = readers(model)
+    values = {key: _some_bytes(_whole(key, weight, elsewhere)) for key, weight in weights.items()}
     read: dict[str, bytes] = {}
     for device in {x.device for x in values.values()}:  # one copy each, as a GPU is slow to begin
         here = {key: x for key, x in values.items() if x.device == device}
@@ -37,7 +40,23 @@ def of_weights(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def _state(model: nn.Module) -> dict[str, object]:
+    """What a model keeps, by name; int8 layers keep weight and bias in one tuple, here taken apart.
+
+    >>> list(_state(nn.Linear(2, 3)))
+    ['weight', 'bias']
+    """
+    found: dict[str, object] = {}
+    for name, value in model.state_dict().items():
+        parts = enumerate(value) if isinstance(value, tuple) else ()
+        found |= {f"{name}.{i}": part for i, part in parts} or {name: value}
+    return found
+
+
 def _some_bytes(weight: Tensor) -> Tensor:  # uint8
+    if is_traceable_wrapper_subclass(weight):  # of each tensor in it
+        return torch.cat([_some_bytes(part) for _, part in _parts("", weight)])
+    weight = weight.dequantize() if weight.is_quantized else weight
     flat = weight.detach().reshape(-1)
     return flat[:: max(1, -(-len(flat) // _WEIGHTS))].contiguous().view(torch.uint8)
 
@@ -47,16 +66,19 @@ def of_all_weights(model: nn.Module) -> str:
 
     Eight bytes at a time are mixed with their place and added up modulo 2⁶⁴, where they lie. The
     mixing is a bijection, so that one changed word is always seen; any other change is missed once
-    in 2⁶⁴. Weights without bytes (on the meta device) count by name, dtype and shape.
+    in 2⁶⁴. Weights without bytes (on the meta device, offloaded nowhere) count by name, dtype and
+    shape; those that are offloaded or spread over processes are read whole, one at a time.
     """
-    found = {plain_name(name): weight for name, weight in unwrap(model).state_dict().items()}
+    model = unwrap(model)
+    found = {plain_name(name): weight for name, weight in _state(model).items()}
+    elsewhere = {plain_name(name): read for name, read in readers(model).items()}
     weights = [part for name in sorted(found) for part in _parts(name, found[name])]
     digest = hashlib.blake2b(digest_size=8)
     for name, weight in weights:
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
     sums: dict[torch.device, Tensor | int] = {}
     place = 0
-    for words in _words(weight for _, weight in weights):
+    for words in _words(_whole(name, weight, elsewhere) for name, weight in weights):
         sums[words.device] = sums.get(words.device, 0) + _mixed(words, place).sum()
         place += len(words)
     total = sum(int(each) for each in sums.values()) % 2**64  # one copy back from each device
@@ -68,11 +90,18 @@ def _parts(name: str, weight: object) -> Iterator[tuple[str, Tensor]]:
     """A weight, or the tensors inside one that is made of several; nothing for other state."""
     if not isinstance(weight, Tensor):
         return
-    if is_traceable_wrapper_subclass(weight):
+    if is_traceable_wrapper_subclass(weight) and not is_spread(weight):
         for inner in weight.__tensor_flatten__()[0]:
             yield from _parts(f"{name}.{inner}", getattr(weight, inner))
     else:
         yield name, weight.detach()
+
+
+def _whole(name: str, weight: Tensor, elsewhere: Mapping[str, Read]) -> Tensor:
+    """A weight itself, wherever it or its parts are."""
+    if weight.is_meta and name in elsewhere:
+        return elsewhere[name]()
+    return whole(weight) if is_spread(weight) else weight
 
 
 def _words(weights: Iterable[Tensor]) -> Iterator[Tensor]:  # each (n,), int64

@@ -24,9 +24,11 @@ from torch.func import functional_call, vjp, vmap
 
 from .._by_content import by_content
 from .._data.batches import inputs_of, tree_map
-from .._model.call_trace import Call, plain_name
+from .._model.altered_layers import layer_of
+from .._model.call_trace import Call, bare_name, modules_of, plain_name
 from .._model.losses import FindLogits, find_logits
 from .._model.model_pass import opened, runnable
+from .._model.spread_weights import is_spread
 from .._whole_numbers import checked_seed, whole_number
 from ..errors import DataError, FormatError, LayerError, MismatchError, TargetError
 from ..representation import container, schema
@@ -190,7 +192,8 @@ def task2vec(
             draws = _DRAWS if classes > _EXACT_UP_TO else None
         labels = int(draws or 0)
         weights = _filters(run.model, run.calls, head)
-        fixed = {k: v for k, v in run.model.state_dict().items() if k not in weights}
+        every = (*run.model.named_parameters(), *run.model.named_buffers())
+        fixed = {k: v.detach() for k, v in every if k not in weights}
         per_sample = functools.partial(_squares, run.model, fixed, find)
         generator = torch.Generator().manual_seed(seed - 2**64 if seed >= 2**63 else seed)
         totals = {k: torch.zeros(len(w), dtype=torch.float64) for k, w in weights.items()}
@@ -251,11 +254,17 @@ def _classes(z: Tensor) -> int:
 
 def _filters(model: nn.Module, calls: Sequence[Call], head: bool) -> dict[str, Tensor]:
     """Weights with filters, in order of execution, the last one's left out unless asked for."""
-    modules = list(dict.fromkeys(call.module for call in calls if call.weighted))
+    modules = list(dict.fromkeys(bare_name(call.module) for call in calls if call.weighted))
     if not head:
         modules = modules[:-1]
-    own = [(plain_name(k).rpartition(".")[0], k, p.detach()) for k, p in model.named_parameters()]
-    out = {k: p for m in modules for module, k, p in own if module == m and p.ndim > 1}
+    named = modules_of(model)
+    own = [(layer_of(named, plain_name(k)), k, p.detach()) for k, p in model.named_parameters()]
+    out = {k: p for m in modules for layer, k, p in own if bare_name(layer) == m and p.ndim > 1}
+    if away := next((k for k, p in out.items() if p.is_meta or is_spread(p)), None):
+        raise LayerError(
+            f"expected all weights in one place, as gradients by them are needed, found {away!r} "
+            "offloaded or spread over processes; load the model without"
+        )
     if not out:
         raise LayerError(
             "found no layer with weights before the head; pass head=True to embed the head itself"

@@ -7,7 +7,6 @@ load is imported by the command that needs it (`rs` imports a name when it is fi
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from typer import Argument, Option
 import resemblance as rs
 
 from .._atomic_files import check_writable
-from ..errors import DataError
 from ..similarity.combinations import ESTIMATORS, INDICES, KERNELS
 from . import tables
 
@@ -48,7 +46,9 @@ ModelName = Annotated[
 DataName = Annotated[
     str,
     Option(
-        "--data", help="digits, a folder of images, an .npz, hf:NAME-OR-FOLDER or FILE.py:FUNCTION."
+        "--data",
+        help="digits, a folder of images, an .npz, a .txt, .jsonl or .parquet of text, "
+        "hf:NAME-OR-FOLDER or FILE.py:FUNCTION.",
     ),
 ]
 Weights = Annotated[
@@ -92,7 +92,7 @@ def layers(
 ) -> None:
     """List what can be recorded: the modules that run, their shapes, and what `auto` picks."""
     from .._data.named_data import load_data
-    from .._model.layer_choice import INPUT, automatic
+    from .._model.automatic_layers import INPUT, automatic
     from .._model.model_pass import opened
     from .._model.named_models import load_model
 
@@ -100,7 +100,8 @@ def layers(
     net = load_model(model, weights=weights)
     samples = load_data(data, size=size, raw=raw, model=model)
     with opened(net, samples) as run:
-        calls, chosen = run.calls, automatic(run.model, run.calls)
+        calls, choice = run.calls, automatic(run.calls)
+    chosen = choice.names()
     rows: list[dict[str, Any]] = [
         {
             "layer": call.name,
@@ -113,6 +114,8 @@ def layers(
     if not tables.wrote_json(json_file, rows):
         tables.show_layers(rows)
         tables.say(f"{len(rows)} modules run; auto records {len(chosen)}: {', '.join(chosen)}")
+        if choice.left_out:
+            tables.say(f"without an axis of samples, so left out: {', '.join(choice.left_out)}")
 
 
 @app.command()
@@ -126,7 +129,7 @@ def record(
     ] = False,
     layer: Annotated[
         Optional[list[str]],  # noqa: UP045
-        Option("--layer", help="Name or glob; repeat for more. Default: auto."),
+        Option("--layer", help="Name, pattern or !pattern; repeat for more. Default: auto."),
     ] = None,
     pool: Annotated[str, Option(help="flatten, mean, first or last.")] = "flatten",
     target: Annotated[str, Option(help="tempered or labels.")] = "tempered",
@@ -140,6 +143,26 @@ def record(
     ] = None,
     blocks: Annotated[int, Option(help="Blocks kept; 0 for none.")] = 64,
     limit: Annotated[int, Option(min=0, help="Use only the first so many samples.")] = 0,
+    batch_size: Annotated[
+        Optional[int],  # noqa: UP045
+        Option("--batch-size", help="Samples in a forward pass; default: 128, on a GPU what fits."),
+    ] = None,
+    unit: Annotated[
+        str, Option(help="auto, sample or token: whole sequences, or tokens of them.")
+    ] = "auto",
+    tokens: Annotated[int, Option(help="Drawn of each sequence, where they are the unit.")] = 16,
+    length: Annotated[
+        Optional[int],  # noqa: UP045
+        Option(min=1, help="Tokens in a sequence of text; default: 512, or what the model takes."),
+    ] = None,
+    packing: Annotated[
+        Optional[str],  # noqa: UP045
+        Option(help="packed or each: texts joined and cut, or one a sequence; default: what fits."),
+    ] = None,
+    text_field: Annotated[
+        Optional[str],  # noqa: UP045
+        Option("--text-field", help="Field of a row that holds its text; default: text."),
+    ] = None,
     size: Size = 224,
     raw: Raw = False,
     on_bad: Annotated[str, Option(help="raise or skip: NaN, Inf and unreadable images.")] = "raise",
@@ -154,18 +177,24 @@ def record(
     import torch
 
     from .._data.named_data import load_data
+    from .._data.tokenized_text import TextOptions, sequences_in
     from .._model.named_models import load_model
     from .._ops.device_choice import usable
 
     check_writable(out)
     tables.check_json(json_file)
+    text = TextOptions(length, cast(Any, packing), text_field)
     net = load_model(model, weights=weights, pretrained=pretrained)
-    samples = load_data(data, size=size, raw=raw, skip_bad=on_bad == "skip", model=model)
-    if limit:
-        samples = _first(samples, limit)
+    how: dict[str, Any] = {"size": size, "raw": raw, "skip_bad": on_bad == "skip"}
+    samples = load_data(data, model=model, text=text, limit=limit, **how)
+    sequences = sequences_in(samples)
+    if sequences is not None:
+        tables.say(sequences.summary, err=True)
     options: dict[str, Any] = {"pool": pool, "target": target, "beta": beta, "on_bad": on_bad}
     options |= {"seed": seed, "buckets": buckets, "blocks": blocks}
-    options |= {"block": "auto" if block is None else block}
+    options |= {"block": "auto" if block is None else block, "unit": unit, "tokens": tokens}
+    options |= {"batch_size": "auto" if batch_size is None else batch_size}
+    options |= {"tokenizer": None if sequences is None else sequences.tokenizer}
     options |= {"layers": layer or "auto", "gradients": not features_only}
     options |= {"name": name or out.stem, "data_id": data_id or None}
     net = net.to(usable(device or ("cuda" if torch.cuda.is_available() else "cpu")))
@@ -176,7 +205,7 @@ def record(
     if not tables.wrote_json(json_file, tables.about(rep, out)):
         skipped = f" ({rep.data.skipped} skipped)" if rep.data.skipped else ""
         tables.say(
-            f"{out}: {rep.name}, {len(rep)} layers, {rep.samples:,} samples{skipped}, "
+            f"{out}: {rep.name}, {len(rep)} layers, {rep.samples:,} {rep.settings.unit}s{skipped}, "
             f"{out.stat().st_size / 1e6:.1f} MB"
         )
 
@@ -257,17 +286,3 @@ def info(files: Files, json_file: Json = None) -> None:
     if not tables.wrote_json(json_file, found):
         for about in found:
             tables.show_file(about)
-
-
-def _first(samples: Any, limit: int) -> Any:
-    from torch.utils.data import Subset
-
-    from .._data.batches import take
-
-    if isinstance(samples, tuple | dict):
-        return take(samples, slice(0, limit))
-    if hasattr(samples, "__getitem__") and hasattr(samples, "__len__"):
-        return Subset(samples, range(min(limit, len(samples))))
-    if hasattr(samples, "__iter__"):
-        return itertools.islice(samples, limit)
-    raise DataError(f"--limit cannot cut {type(samples).__name__}; expected data of known length")

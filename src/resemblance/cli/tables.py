@@ -61,7 +61,7 @@ def show(
     table.title, table.caption = (text and shown(text) for text in (title, caption))
     table.caption_justify = "left"
     for column in columns:
-        numbers = column.isdigit() or column in ("‖μ‖", "±", "log ratio", "n_eff", "width")
+        numbers = column.isdigit() or column in ("‖μ‖", "±", "log ratio", "n_eff", "width", "with")
         table.add_column(column, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(shown, row))
@@ -79,14 +79,24 @@ def show_layers(layers: Iterable[Mapping[str, Any]]) -> None:
 
 
 def show_scores(found: Comparison) -> None:
-    """Scores with rows and columns numbered alike, narrow enough for a terminal."""
+    """Scores with rows and columns numbered alike, narrow enough for a terminal.
+
+    Where counterparts do not simply stand on the diagonal, the last column has their numbers.
+    """
     columns = [str(j) for j in range(1, len(found.columns) + 1)]
-    numbered = ", ".join(map(" ".join, zip(columns, found.columns, strict=True)))
-    rows = (
-        (f"{i} {name}", *map(number, scores))
+    rows = [
+        [f"{i} {name}", *map(number, scores)]
         for i, (name, scores) in enumerate(zip(found.rows, found.scores, strict=True), 1)
-    )
-    show(["", *columns], rows, caption=None if found.same_layers else f"columns: {numbered}")
+    ]
+    caption, last = f"layers matched by {found.matched_by}", []
+    if found.matched != tuple(range(len(columns))):
+        last = ["with"]
+        for row, j in zip(rows, found.matched, strict=True):
+            row.append("–" if j is None else columns[j])
+    if not found.same_layers:
+        numbered = ", ".join(map(" ".join, zip(columns, found.columns, strict=True)))
+        caption += f"; columns: {numbered}"
+    show(["", *columns, *last], rows, caption=caption)
 
 
 def show_adaptation(table: Mapping[str, Any]) -> None:
@@ -119,6 +129,7 @@ def about(rep: Representation, path: Path) -> dict[str, Any]:
         "model fingerprint": rep.model.fingerprint,
         "all weights": rep.model.weights,
         "address": rep.model.address,
+        "tokenizer": rep.model.tokenizer,
         "parameters": rep.model.parameters,
         "samples": rep.samples,
         "skipped": data.skipped,
@@ -127,6 +138,7 @@ def about(rep: Representation, path: Path) -> dict[str, Any]:
         "order": data.order,
         "blocks": f"{len(rep.block_sizes)} of {settings.block}",
         "kernels kept whole": f"{sum(x.features.whole is not None for x in rep)} of {len(rep)}",
+        **{k: getattr(settings, k) for k in ("unit", "tokens") if settings.unit == "token"},
         **{k: getattr(settings, k) for k in ("buckets", "seed", "pool", "target", "beta")},
         **asdict(rep.made),
         "lacks": ", ".join(rep.lacks) or None,

@@ -18,6 +18,7 @@ from .._ops.gram_matrices import grams
 from .._ops.packed_kernels import pack16, without_mean
 from ..representation.layer import Blocks, Kind, Whole
 from ..representation.settings import Settings
+from .waiting_vectors import WaitingRoom
 
 _WAITING_BYTES = 2**30  # of one layer's vectors: more are not kept for the kernel of all samples
 _LARGE_MEAN = 0.9  # of a trace: float32 products begin to lose what it hides
@@ -41,8 +42,11 @@ class BlockKernels:
     `add` whole blocks, or let parts `wait` and `end_block`; then `finish`, and take the `result`.
     """
 
-    def __init__(self, settings: Settings, few: int, first: Vectors) -> None:
+    def __init__(
+        self, settings: Settings, few: int, first: Vectors, room: WaitingRoom | None = None
+    ) -> None:
         self._settings, self._kinds = settings, tuple(first)
+        self._room, self._device = room or WaitingRoom(), first["features"].device
         each = sum(x.element_size() * x.shape[1] for x in first.values())
         # whether all samples wait, few as they are, for the one kernel of all
         self.all_wait = 0 < few * each <= _WAITING_BYTES
@@ -56,7 +60,7 @@ class BlockKernels:
         """Keep a part of a block until the rest has come."""
         if "gradients" not in vectors:  # the forward pass is under way, and may write over these
             vectors = {kind: x.clone() for kind, x in vectors.items()}
-        self._waiting.append(vectors)
+        self._waiting.append({kind: self._room.taken_in(x) for kind, x in vectors.items()})
 
     def end_block(self) -> None:
         """The parts that wait are a whole block."""
@@ -65,10 +69,14 @@ class BlockKernels:
 
     def _add_waiting(self, size: int | None = None) -> None:
         parts, self._waiting = self._waiting, []
-        joined = {kind: torch.cat([part[kind] for part in parts]) for kind in parts[0]}
-        parts.clear()
-        count = len(joined["features"])
-        self.add(joined, [(0, count)], size or count)
+        tokens = self._settings.tokens
+        joined: Vectors = {}
+        for kind in self._kinds:
+            here = [self._room.back(part.pop(kind), self._device) for part in parts]
+            joined[kind] = torch.cat([x.unflatten(0, (tokens, -1)) for x in here], 1)
+        count = joined["features"].shape[1]
+        spans = [(i * count, (i + 1) * count) for i in range(tokens)]
+        self.add({kind: x.flatten(0, 1) for kind, x in joined.items()}, spans, size or count)
 
     def add(self, vectors: Vectors, spans: Spans, size: int | None = None) -> Vectors:
         """Gram matrices (blocks, B, B), packed at once on a CPU, all together on a GPU.

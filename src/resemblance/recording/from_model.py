@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from .._data.batches import is_padded, leaves
+from .._data.tokenizer_facts import facts
 from .._model import pooling
 from .._model.evaluation_mode import unwrap
 from .._model.layer_choice import select
-from .._model.losses import FindLogits, Objective, Target
+from .._model.losses import FindLogits, Target
 from .._model.model_pass import RunModel, opened
 from .._model.pooling import Pool
 from .._model.weight_hash import of_all_weights, of_weights
@@ -26,6 +27,7 @@ from ..representation.provenance import DataInfo, Made, ModelInfo, Order
 from ..representation.representation import Representation
 from .options import Keep, check_batch_size, check_words
 from .pass_sums import Handling, PassSums
+from .sampling_unit import predicts_tokens, sampled
 
 _SORTED = 0.02  # of the variance between blocks: a stream above this is warned about
 
@@ -35,6 +37,9 @@ def record(
     data: Any,
     *,
     layers: str | Sequence[str] = "auto",
+    unit: Literal["auto", "sample", "token"] = "auto",
+    tokens: int = 16,
+    tokenizer: Any = None,
     pool: Pool = "flatten",
     target: Target = "tempered",
     beta: float = 0.5,
@@ -70,8 +75,18 @@ def record(
             `(inputs, labels)` or a dict of the model's keyword arguments. An iterable is taken in
             its own order; everything else is visited in a seeded random order, whatever the
             loader's batch size or shuffling.
-        layers: `"auto"`, names, globs, or a list of them; `name:in` is a module's input, and
-            `name#2` what a module gives the second time it runs.
+        layers: `"auto"`, names, patterns, or a list of them: `*` stands for anything but a dot,
+            `**` for anything, and a `!` before a pattern takes out what it matches. `name:in` is a
+            module's input, `name#1` and `name#2` what it gives the first and the second time.
+        unit: what a sample is: all of an item of the data (`"sample"`), or single tokens of its
+            sequences (`"token"`). `"auto"` takes tokens for causal and masked language models of
+            the transformers library, else samples.
+        tokens: how many are drawn of each sequence with `unit="token"`, at seeded random positions
+            that are neither padding nor special tokens.
+        tokenizer: what made the tokens, of the libraries transformers or tokenizers. A hash of how
+            it makes them is kept, and recordings of tokens compare only if it agrees, where both
+            have one. Its special tokens are never drawn, and a masked model is shown its mask token
+            in place of those that are.
         pool: how a layer's output becomes a vector: flatten, mean, first, last, or a function.
         target: `"tempered"` (no labels), `"labels"`, or a function (outputs, batch) -> losses (n,).
         beta: the temperature of the tempered prediction, q ∝ p^beta.
@@ -81,9 +96,10 @@ def record(
         seed: of the order, the sketch and the fold: Representations compare only if it agrees.
         buckets, per_sample: the CountSketch; buckets=0 leaves it out.
         block, blocks: samples in a block, and blocks kept; blocks=0 leaves them out. `"auto"` is
-            128, and less for small data, so that there are sixteen blocks. Of up to 1,024 samples
-            the kernel of all is kept, block by block and between them, at every layer whose
-            vectors take 1 GiB or less.
+            128, and less for small data, so that there are sixteen blocks. So many sequences make
+            as many blocks as tokens are drawn, each of one token of every sequence. Of up to 1,024
+            samples that are no tokens the kernel of all is kept, block by block and between them,
+            at every layer whose vectors take 1 GiB or less.
         max_dim: layers wider than this are folded to it before the buckets; `"auto"` keeps a
             layer's accumulators under 64 MiB, None folds nothing. Blocks are always exact.
         batch_size: samples in a forward pass: whole blocks where that is room for one, else equal
@@ -109,24 +125,39 @@ def record(
     check_batch_size(batch_size)
     given = {"name": name or None, "data_id": data_id}
     check_words(**{option: text for option, text in given.items() if text is not None})
-    keep = Keep(seed, buckets, per_sample, block, blocks, max_dim, elementwise, shard, keep_sums)
-    objective = Objective(target, beta, logits) if gradients else None
+    known = None if tokenizer is None else facts(tokenizer)
+    how_sampled = sampled(unwrap(model), unit, tokens, pool, seed, known)
+    keep = Keep(
+        seed, buckets, per_sample, block, blocks, max_dim, elementwise, shard, keep_sums,
+        how_sampled.tokens,
+    )  # fmt: skip
+    objective = how_sampled.objective(target, beta, logits) if gradients else None
     pooled, aim = pooling.check(pool), objective.name if objective else "none"
     keep.settings(block, pooled, aim, beta)  # refuses what does not fit, before anything runs
     called = name or type(unwrap(model)).__name__
     with opened(
-        model, data, seed=seed, block=block, shard=keep.share, call=call, frozen=gradients
+        model,
+        data,
+        seed=seed,
+        block=block,
+        shard=keep.share,
+        call=call,
+        frozen=gradients,
+        draw=how_sampled.draw,
     ) as run:
-        taps = select(run.model, layers, run.calls)
-        if pool == "flatten" and is_padded(run.first):
+        taps, unseen = how_sampled.seen(run.model, select(run.model, layers, run.calls))
+        whole = keep.tokens is None and pool == "flatten"
+        if whole and unit == "auto" and predicts_tokens(run.trial.samples, run.outputs):
+            warnings.warn(_POSITIONS, ResemblanceWarning, stacklevel=2)
+        elif whole and is_padded(run.trial.samples):
             warnings.warn(_PADDED, ResemblanceWarning, stacklevel=2)
         settings = keep.settings(run.source.block, pooled, aim, beta)
         watch = not run.source.ordered
         how = Handling(pool, on_bad, data_id, deterministic, watch_order=watch)
         few = keep.few(run.source.total, run.source.block)
-        device = run.device or _device_of(run.first)
+        device = run.device or _device_of(run.trial.samples)
         sums = PassSums(settings, [tap.name for tap in taps], how, device, few=few)
-        run.feed(
+        dropped = run.feed(
             taps,
             sums,
             objective,
@@ -134,8 +165,13 @@ def record(
             deterministic=deterministic,
             progress=progress,
             what=f"recording {called}",
+            may_drop=layers == "auto",
         )
         sums.finish()
+    unseen += [taps[i].name for i in sorted(dropped)]
+    if unseen:
+        told = _WITHOUT_POSITIONS.format(", ".join(unseen))
+        warnings.warn(told, ResemblanceWarning, stacklevel=2)
     share = sums.order.share_between() if sums.order else 0.0
     if share > _SORTED:
         warnings.warn(_SORTED_STREAM.format(share, taps[-1].name), ResemblanceWarning, stacklevel=2)
@@ -147,6 +183,7 @@ def record(
             of_weights(run.model),
             sum(p.numel() for p in weights),
             weights=of_all_weights(run.model),
+            tokenizer=None if known is None else known.hash,
         ),
         data=DataInfo(data_id, run.source.total, order, (keep.share,)),
         made=Made.now(
@@ -158,6 +195,12 @@ def record(
     )
 
 
+_WITHOUT_POSITIONS = "left out, as they have no row for each position that is recorded: {}"
+_POSITIONS = (
+    "the network predicts something at every position of a sequence, and a sample is a whole "
+    'sequence here, its loss the mean over positions; unit="token" records single tokens, and '
+    'unit="sample" says that this is meant'
+)
 _PADDED = (
     'sequences are padded and pool="flatten" records the padding as well; use pool="mean", "first" '
     'or "last", which honour the attention mask'

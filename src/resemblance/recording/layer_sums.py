@@ -9,7 +9,7 @@ but the blocks and the squared norms, both of which are bounded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from ..representation.layer import (
 )
 from ..representation.settings import Settings
 from .block_kernels import BlockKernels, Rows, Vectors
+from .waiting_vectors import WaitingRoom
 
 # Batches whose norms a GPU sums up together. On a CPU nothing small waits, as with `Rows`.
 _BATCHES_HELD = 32
@@ -44,6 +45,14 @@ class Plan:
     parted: bool = False  # the one block is a part: it waits until it
     ends: bool = True  # is whole
     rows: tuple[Tensor, Tensor] | None = None  # of the sketch, where buckets do not tell them
+
+    def on(self, device: torch.device) -> Plan:
+        """The same for layers on another device than most."""
+
+        def moved(pair: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+            return None if pair is None else (pair[0].to(device), pair[1].to(device))
+
+        return replace(self, buckets=moved(self.buckets), rows=moved(self.rows))
 
 
 class LayerSums:
@@ -63,12 +72,13 @@ class LayerSums:
         channels: int = 1,  # of images, whose memory may lie in one order or the other
         channels_last: bool = False,  # vectors come as (..., channels), unlike `shape`
         deterministic: bool = False,
+        room: WaitingRoom | None = None,  # for vectors that wait, which layers share
     ) -> None:
         self.name, self.shape, self.dim, self.settings = name, shape, dim, settings
         self.channels, self.channels_last = channels, channels_last
         self.width = min(dim, settings.max_dim or dim)
         self.faint = False  # whether samples differ by less than their dtype can hold
-        self._few = few
+        self._few, self._room = few, room
         self._deterministic = deterministic
         self._kinds: tuple[Kind, ...] = ()
         self._dtype = torch.float32
@@ -95,7 +105,7 @@ class LayerSums:
                     f, g = vectors["features"].float(), vectors["gradients"].float()
                     vectors["elementwise"] = f * g
             if self._blocks is None:
-                self._blocks = BlockKernels(self.settings, self._few, vectors)
+                self._blocks = BlockKernels(self.settings, self._few, vectors, self._room)
             self._kinds, kernels = tuple(vectors), Vectors()
             if self._blocks.all_wait or (plan.parted and plan.blocks):
                 self._blocks.wait(vectors)
@@ -306,7 +316,7 @@ def _in_places(norms: Rows, places: Tensor) -> Tensor:
     """Squared norms by place in the order, as far as they are kept; NaN where none came."""
     here = norms.whole().cpu()[: len(places)]
     at = places[: len(here)]
-    if len(at) and int(at[-1]) == len(at) - 1:  # places ascend: none is missing
+    if len(at) and torch.equal(at, torch.arange(len(at))):  # none is missing
         return here[:NORMS_KEPT].clone()
     here, at = here[at < NORMS_KEPT], at[at < NORMS_KEPT]
     out = torch.full((int(at.max()) + 1 if len(at) else 0,), torch.nan)

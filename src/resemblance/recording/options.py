@@ -27,6 +27,7 @@ class Keep:
     elementwise: bool
     shard: tuple[int, int] | None
     keep_sums: bool
+    tokens: int | None = None  # of each sequence, where these are the samples
 
     def __post_init__(self) -> None:
         checked_seed(self.seed)
@@ -34,6 +35,8 @@ class Keep:
             whole_number("block", self.block, 1, also=', or "auto"')
         for name, least in (("blocks", 0), ("buckets", 0), ("per_sample", 1)):
             whole_number(name, getattr(self, name), least)
+        if self.tokens is not None:
+            whole_number("tokens", self.tokens, 1)
         if self.buckets:
             CountSketch(self.buckets, self.seed, self.per_sample)  # refuses what does not fit
         if self.max_dim not in ("auto", None):
@@ -55,7 +58,12 @@ class Keep:
         return self.keep_sums or self.share != (0, 1)
 
     def few(self, total: int | None, block: int) -> int:
-        """How many samples there are, if their kernels are to be kept whole; else 0."""
+        """How many samples there are, if their kernels are to be kept whole; else 0.
+
+        Of tokens they are not: those of one sequence are no pairs to be compared.
+        """
+        if self.tokens is not None:
+            return 0
         all_kept = total is not None and self.share == (0, 1) and total <= self.blocks * block
         return total if all_kept and total is not None and total <= _FEW else 0
 
@@ -80,6 +88,8 @@ class Keep:
             target=target,
             beta=float(beta) if target == "tempered" and beta is not None else None,
             elementwise=bool(self.elementwise),
+            unit="sample" if self.tokens is None else "token",
+            tokens=int(self.tokens or 1),
         )
 
 

@@ -19,6 +19,7 @@ from .._data.batches import attention_mask
 from .._data.sources import Batch
 from .._model import pooling
 from .._model.call_trace import bare_name
+from .._model.picked_tokens import Rows
 from .._ops import coordinate_sketch
 from .._ops.count_sketch import CountSketch
 from .._ops.device_copies import on_the_way, without_waiting
@@ -29,6 +30,8 @@ from ..representation.settings import Settings
 from .layer_sums import LayerSums, Plan, nests
 from .seen_samples import SeenSamples
 from .sorted_stream_warning import OrderCheck
+from .token_rows import RowsOfBlocks
+from .waiting_vectors import WaitingRoom
 
 _BATCHES_AHEAD = 4  # that the host may be of a GPU, so that neither waits for the other
 
@@ -69,6 +72,7 @@ class PassSums:
             else None
         )
         self._layers: dict[int, LayerSums] = {}
+        self._rooms: dict[torch.device, WaitingRoom] = {}
         self._samples = self._skipped = 0
         self._unfinished = True
         self._sizes: list[int] = []
@@ -76,18 +80,19 @@ class PassSums:
         self._open = 0  # samples of a block that is not whole yet
         self._places: list[np.ndarray] = []  # in the order, of the samples that came
         self._signs = torch.zeros(settings.buckets)
-        self._rows = coordinate_sketch.rows(settings.seed)
+        self._sketch_rows = coordinate_sketch.rows(settings.seed)
         self._row_signs = torch.zeros(coordinate_sketch.ROWS)
         # buckets tell the rows at every layer
         self._one_sketch = nests(settings) and settings.max_dim == coordinate_sketch.WIDTH
         self._seen = SeenSamples(how.data_id)
+        self._token_rows = RowsOfBlocks(settings.block)
         self._verdicts: list[tuple[Any, Tensor, torch.cuda.Event | None, np.ndarray]] = []
 
     def begin(self, batch: Batch) -> None:
         """Fix what is common to all layers of the next batch."""
-        self._pieces, self._indices = batch.pieces, batch.indices
-        self._mask = attention_mask(batch.samples)
-        self._seen.begin(batch.samples)
+        self._pieces, self._indices, self._rows = batch.pieces, batch.indices, Rows(batch)
+        self._drawn, self._mask = batch.drawn, attention_mask(batch.samples)
+        self._seen.begin(batch.samples, batch.drawn)
         self._finite: dict[tuple[str, int], Tensor] = {}  # a number a sample, finite if it is
         self._held: dict[int, tuple[Tensor, Tensor | None]] = {}
         if self.how.on_bad == "raise":
@@ -116,9 +121,9 @@ class PassSums:
         # A sample is left out of all layers, so all must be seen first. Without gradients the
         # forward pass is still under way, and may write over what is held.
         self._held[i] = (f.clone() if g is None else f, g)
-        self._finite["features", i] = _squared_norms(f)
+        self._finite["features", i] = _squared_norms(f).to(self._device)
         if g is not None:
-            self._finite["gradients", i] = _squared_norms(g)
+            self._finite["gradients", i] = _squared_norms(g).to(self._device)
 
     def _may_lie(self, features: Tensor, channels: int) -> bool:
         """Whether vectors are taken as they lie, channels last: where channels fold apart."""
@@ -144,6 +149,7 @@ class PassSums:
                 channels=channels,
                 channels_last=channels_last,
                 deterministic=self.how.deterministic,
+                room=self._rooms.setdefault(vectors.device, WaitingRoom()),
             )
         if width != self._layers[i].dim:
             raise DataError(
@@ -153,8 +159,9 @@ class PassSums:
             )
 
     def _add(self, i: int, f: Tensor, g: Tensor | None) -> None:
-        for kind, norm in self._layers[i].add(f, g, self._plan).items():
-            self._finite[kind, i] = norm
+        plan = self._plan if f.device == self._device else self._plan.on(f.device)
+        for kind, norm in self._layers[i].add(f, g, plan).items():
+            self._finite[kind, i] = norm.to(self._device)
         if self.order is not None and i == len(self.names) - 1:
             self.order.add(f, self._plan.blocks, ends=self._plan.ends)
 
@@ -164,37 +171,41 @@ class PassSums:
         finite = torch.stack([self._finite[key] for key in where]).isfinite()
         keep = np.ones(len(self._indices), bool)
         if self.how.on_bad == "raise":
-            self._verdicts.append((where, *on_the_way(finite), self._indices))
+            of_rows = self._indices[self._rows.sample]
+            self._verdicts.append((where, *on_the_way(finite), of_rows))
             self._refuse_bad(_BATCHES_AHEAD if finite.is_cuda else 0)
         else:
-            keep = finite.all(0).cpu().numpy()
+            bad = self._rows.sample[~finite.all(0).cpu().numpy()]
+            keep[bad] = False  # with all its tokens
             self._plan = self._make_plan(keep)
-            rows = torch.from_numpy(np.flatnonzero(keep)).to(self._device)
+            rows = torch.from_numpy(np.flatnonzero(keep[self._rows.sample]))
             for i, (f, g) in self._held.items():
                 if len(rows):
-                    self._add(i, f[rows], None if g is None else g[rows])
+                    at = rows.to(f.device)
+                    self._add(i, f[at], None if g is None else g[at])
                 elif self._plan.ends:
                     self._layers[i].end_block()
             if self.order is not None and self._plan.ends:
                 self.order.end_block()
             self._held = {}
-        self._samples += int(keep.sum())
+        self._samples += int(keep.sum()) * self.settings.tokens
         self._skipped += int((~keep).sum())
-        blocks = [piece for piece in self._pieces if piece.block < self.settings.blocks]
+        blocks = [piece for piece in self._pieces if piece.block < self.settings.windows]
         self._seen.end(self._indices, keep, [(len(x.indices), x.ends) for x in blocks])
         self._seen.settle(2 if finite.is_cuda else 0)  # which are read as a batch begins
         self._note_places(keep)
 
     def _note_places(self, keep: np.ndarray) -> None:
-        """Where in the order the samples of the batch lie."""
+        """Where in the order the rows of the batch lie: block after block."""
+        block, tokens = self.settings.block, np.arange(self.settings.tokens)[:, None]
         places = []
         for piece in self._pieces:
             if piece.starts:
                 self._offset = 0
-            first = piece.block * self.settings.block + self._offset
+            inside = self._offset + np.arange(len(piece.indices))
             self._offset += len(piece.indices)
-            places.append(np.arange(first, first + len(piece.indices)))
-        self._places.append(np.concatenate(places)[keep])
+            places.append(((piece.block * len(tokens) + tokens) * block + inside).ravel())
+        self._places.append(np.concatenate(places)[keep[self._rows.sample]])
 
     def _refuse_bad(self, unread: int = 0) -> None:
         """Read the verdicts on all batches but the latest `unread`, which may be under way.
@@ -220,25 +231,33 @@ class PassSums:
 
     def _make_plan(self, keep: np.ndarray) -> Plan:
         """Rows to buckets and blocks; blocks that lost samples are shorter."""
+        tokens = self.settings.tokens
         spans: list[tuple[int, int]] = []
         start = done = 0
         for piece in self._pieces:
-            kept = int(keep[start : start + len(piece.indices)].sum())
-            start += len(piece.indices)
-            if piece.block < self.settings.blocks:
+            begin, start = start, start + len(piece.indices)
+            kept = int(keep[begin:start].sum())
+            if piece.block < self.settings.windows:
                 if kept:
-                    spans.append((done, done + kept))
+                    spans += [(done + i * kept, done + (i + 1) * kept) for i in range(tokens)]
                 self._open += kept
+                if self._drawn is not None:
+                    here = np.flatnonzero(keep[begin:start]) + begin
+                    self._token_rows.add(self._indices[here], self._drawn.positions[here])
                 if piece.ends and self._open:
-                    self._sizes.append(self._open)
-                    self._numbers.append(piece.block)
+                    if self._drawn is not None:
+                        self._token_rows.end()
+                    self._sizes += [self._open] * tokens
+                    self._numbers += [piece.block * tokens + i for i in range(tokens)]
                     self._open = 0
-            done += kept
+            done += kept * tokens
         last = self._pieces[-1]
         parted = not (last.starts and last.ends)
-        indices = self._indices[keep]
+        kept_rows = keep[self._rows.sample]
+        indices = self._indices[self._rows.sample] * tokens + self._rows.token
+        indices = indices[kept_rows]
         buckets = self._assigned(self._sketch, indices, self._signs) if self._sketch else None
-        rows = self._assigned(self._rows, indices, self._row_signs, unused=self._one_sketch)
+        rows = self._assigned(self._sketch_rows, indices, self._row_signs, unused=self._one_sketch)
         return Plan(buckets, spans, parted, last.ends, rows)
 
     def _assigned(
@@ -256,6 +275,7 @@ class PassSums:
         unfinished, self._unfinished = self._unfinished, False
         for layer in self._layers.values() if unfinished and self._samples else ():
             layer.finish(self._samples)
+        coordinate_sketch.forget()
 
     def result(
         self, *, model: ModelInfo, data: DataInfo, made: Made, keep_sums: bool
@@ -289,6 +309,7 @@ class PassSums:
             block_numbers=tuple(self._numbers),
             block_hashes=tuple(self._seen.block_hashes),
             label_hashes=self._seen.label_hashes,
+            rows=self._token_rows.result(),
         )
 
 

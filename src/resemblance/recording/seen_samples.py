@@ -17,6 +17,7 @@ import numpy as np
 from .._data import sample_hashes
 from .._data.batches import size
 from .._data.sample_hashes import Read
+from .._data.sources import Drawn
 from .._seeded_random import absorb
 
 
@@ -27,6 +28,7 @@ class _Batch(NamedTuple):
     known_by: list[Read] | None  # None: by their name
     content: list[Read]
     labels: list[Read] | None
+    drawn: Drawn | None
 
 
 class SeenSamples:
@@ -38,17 +40,18 @@ class SeenSamples:
     def __init__(self, data_id: str | None) -> None:
         self._name = data_id
         self._known_by = self._content = self._labels = 0
+        self._tokens = 1  # blocks that a window of samples makes
         self._labelled = True  # every batch so far had labels
         self._waiting: deque[partial[None]] = deque()
         self._open: list[tuple[np.ndarray, np.ndarray | None]] = []  # parts of a block
         self.block_hashes: list[str] = []
         self._label_hashes: list[str] = []
 
-    def begin(self, samples: Any) -> None:
-        """Read some of a batch, as it came from the data."""
+    def begin(self, samples: Any, drawn: Drawn | None = None) -> None:
+        """Read some of a batch, as it came from the data, with the tokens drawn from it."""
         known_by = None if self._name is not None else sample_hashes.read_to_know(samples)
         content, labels = sample_hashes.read(samples), sample_hashes.read_labels(samples)
-        self._batch = _Batch(size(samples), known_by, content, labels)
+        self._batch = _Batch(size(samples), known_by, content, labels, drawn)
 
     def end(
         self,
@@ -86,6 +89,9 @@ class SeenSamples:
         else:
             labels = sample_hashes.hashed(batch.labels, batch.samples)
             self._labels = _added(self._labels, labels[keep])
+        if batch.drawn is not None:  # blocks of other tokens are other blocks
+            content = absorb(content, batch.drawn.positions.astype(np.uint64) + np.uint64(1))
+            self._tokens = batch.drawn.positions.shape[1]
         start = 0
         for count, ends in blocks:
             rows = np.flatnonzero(keep[start : start + count]) + start
@@ -99,10 +105,10 @@ class SeenSamples:
         parts, self._open = self._open, []
         content = np.concatenate([part for part, _ in parts])
         if len(content):
-            self.block_hashes.append(_of_sequence(content))
+            self.block_hashes += [_of_sequence(content)] * self._tokens
         if len(content) and self._labelled:
             named = np.concatenate([part for _, part in parts if part is not None])
-            self._label_hashes.append(_of_sequence(named))
+            self._label_hashes += [_of_sequence(named)] * self._tokens
 
     @property
     def label_hashes(self) -> tuple[str, ...] | None:

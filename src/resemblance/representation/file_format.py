@@ -18,7 +18,7 @@ from ..errors import FormatError, LayerError, nearest
 from . import container, schema
 from .layer import KINDS, Blocks, Buckets, Layer, Products, Recorded, Sketch, Sums, Whole
 from .provenance import DataInfo, Made, ModelInfo
-from .representation import Representation
+from .representation import Representation, TokenRows
 from .settings import Settings
 
 Tensors = Mapping[str, Tensor]
@@ -36,6 +36,10 @@ def save(rep: Representation, path: str | os.PathLike[str]) -> Path:
         shared = getattr(rep.layers[0], name)
         if shared is not None:
             tensors[name] = shared
+    if rep.rows is not None:
+        tensors |= {
+            f"rows.{field.name}": getattr(rep.rows, field.name) for field in fields(rep.rows)
+        }
     header = {
         "settings": asdict(rep.settings),
         "samples": rep.samples,
@@ -67,7 +71,7 @@ def load(
         except FormatError as error:
             raise _invalid(path, header, error) from error
         chosen.extend(_positions(header, layers))
-        return ["", *map(str, chosen)]
+        return ["", "rows", *map(str, chosen)]
 
     header, tensors = container.read(path, groups)
     try:
@@ -84,8 +88,14 @@ def load(
         model=_known(ModelInfo, header["model"]),
         data=_known(DataInfo, data),
         made=_known(Made, header["made"]),
+        rows=_rows(tensors),
         **{key: None if value is None else tuple(value) for key, value in blocks.items()},  # type: ignore[arg-type]
     )
+
+
+def _rows(tensors: Tensors) -> TokenRows | None:
+    found = [tensors.get(f"rows.{field.name}") for field in fields(TokenRows)]
+    return None if found[0] is None or found[1] is None else TokenRows(found[0], found[1])
 
 
 def _positions(header: Mapping[str, Any], layers: Sequence[str | int] | None) -> list[int]:

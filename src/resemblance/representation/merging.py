@@ -15,7 +15,7 @@ from .._ops.count_sketch import bucket_kernel
 from ..errors import MismatchError
 from .as_given import Given, recordings
 from .layer import Blocks, Buckets, Layer, Products, Recorded, Sketch, Sums
-from .representation import Representation
+from .representation import Representation, TokenRows
 
 
 def merge(parts: Iterable[Given], *, keep_sums: bool = False) -> Representation:
@@ -56,6 +56,7 @@ def merge(parts: Iterable[Given], *, keep_sums: bool = False) -> Representation:
         block_numbers=tuple(numbers[i] for i in order),
         block_hashes=_in_order([part.block_hashes for part in shards], order),
         label_hashes=_in_order([part.label_hashes for part in shards], order),
+        rows=_rows([part.rows for part in shards], order),
     )
     return whole if keep_sums or not whole.complete else whole.without_sums()
 
@@ -93,6 +94,17 @@ def _in_order(
 ) -> tuple[str, ...] | None:
     known = [one for part in hashes if part is not None for one in part]
     return None if any(part is None for part in hashes) else tuple(known[i] for i in order)
+
+
+def _rows(parts: Sequence[TokenRows | None], order: Sequence[int]) -> TokenRows | None:
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    sequence, position = (
+        torch.cat([getattr(part, name) for part in known])[list(order)]
+        for name in ("sequence", "position")
+    )
+    return TokenRows(sequence, position)
 
 
 def _total(parts: Sequence[Tensor | None]) -> Tensor | None:

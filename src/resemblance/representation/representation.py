@@ -13,12 +13,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import Tensor
+
 from .._by_content import by_content
 from .._whole_numbers import is_whole
 from ..errors import LayerError, nearest
 from .layer import Layer
 from .provenance import DataInfo, Made, ModelInfo
 from .settings import Settings
+
+
+@by_content
+@dataclass(frozen=True, eq=False)
+class TokenRows:
+    """Which tokens the rows of blocks are, where samples are tokens; -1 beyond a block's size."""
+
+    sequence: Tensor  # (k, B) int64: indices of the sequences in the data
+    position: Tensor  # (k, B) int64: of the token, counted from the sequence's first real one
 
 
 @by_content
@@ -37,7 +48,7 @@ class Representation:
 
     layers: tuple[Layer, ...]  # in order of execution
     settings: Settings
-    samples: int  # recorded, without those skipped
+    samples: int  # recorded, without those skipped: tokens, where these are the samples
     model: ModelInfo
     data: DataInfo
     made: Made
@@ -45,6 +56,7 @@ class Representation:
     block_numbers: tuple[int, ...]
     block_hashes: tuple[str, ...] | None = None  # of each block's samples, in order
     label_hashes: tuple[str, ...] | None = None  # of their labels, in order
+    rows: TokenRows | None = None  # where samples are tokens
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -69,8 +81,9 @@ class Representation:
         )
 
     def __repr__(self) -> str:
+        what = "samples" if self.settings.unit == "sample" else "tokens"
         return (
-            f"Representation({self.name!r}, {len(self.layers)} layers, {self.samples} samples, "
+            f"Representation({self.name!r}, {len(self.layers)} layers, {self.samples} {what}, "
             f"{len(self.block_sizes)} blocks of {self.settings.block}, "
             f"{self.settings.buckets} buckets)"
         )

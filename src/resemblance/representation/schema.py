@@ -2,7 +2,7 @@
 
 A checksum says that a file is as it was written, this that a Representation can be made of it. Keys
 and tensors that a later version may add are passed over where that is safe: in what says where
-things came from, and under the names set apart for outputs and rows. Nowhere else.
+things came from, and under the name set apart for outputs. Nowhere else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..errors import FormatError
 from .container import DTYPES
 from .layer import KINDS, NORMS_KEPT
 
-LATER = ("outputs", "rows")  # groups of tensors that this version passes over
+LATER = ("outputs",)  # groups of tensors that this version passes over
 
 
 class Rule(NamedTuple):
@@ -112,7 +112,8 @@ _SETTINGS = {
     "target": TEXT,
     "beta": or_null(REAL),
     "elementwise": YES_NO,
-    "unit": optional(one_of("sample")),
+    "unit": optional(one_of("sample", "token")),
+    "tokens": optional(ONE),
 }
 _PARTS = {
     "model": {
@@ -190,7 +191,7 @@ def _check_sizes(header: Mapping[str, Any]) -> None:
         ("block_numbers must ascend, one for each of block_sizes", in_numbers, numbers),
         (
             "block_numbers must be below the setting blocks",
-            all(n < settings["blocks"] for n in numbers),
+            all(n < max(settings["blocks"], settings.get("tokens", 1)) for n in numbers),
             numbers,
         ),
         (
@@ -205,6 +206,16 @@ def _check_sizes(header: Mapping[str, Any]) -> None:
             hashes,
         ),
         (
+            "tokens must be 1 where a sample is no token",
+            settings.get("unit") == "token" or settings.get("tokens", 1) == 1,
+            settings.get("tokens"),
+        ),
+        (
+            "blocks of tokens must come in whole windows",
+            _in_windows(sizes, numbers, settings.get("tokens", 1)),
+            numbers,
+        ),
+        (
             "buckets must be a multiple of per_sample",
             settings["buckets"] % settings["per_sample"] == 0,
             settings["buckets"],
@@ -213,6 +224,20 @@ def _check_sizes(header: Mapping[str, Any]) -> None:
     for words, holds, found in rules:
         if not holds:
             raise FormatError(f"{words}, found {_short(found)}")
+
+
+def _in_windows(sizes: Sequence[int], numbers: Sequence[int], tokens: int) -> bool:
+    """Whether blocks come in runs, one a token, that begin at a multiple and have one size."""
+    if tokens == 1:
+        return True
+    if len(sizes) != len(numbers) or len(sizes) % tokens:
+        return False
+    starts = range(0, len(sizes), tokens)
+    runs = [(set(sizes[i : i + tokens]), list(numbers[i : i + tokens])) for i in starts]
+    return all(
+        len(size) == 1 and run[0] % tokens == 0 and run == list(range(run[0], run[0] + tokens))
+        for size, run in runs
+    )
 
 
 def check_part(
@@ -232,8 +257,9 @@ def check_part(
 
 def check_groups(header: Mapping[str, Any], present: Collection[str]) -> None:
     """An error if a file has groups of tensors that belong to no layer, nor to a later version."""
-    numbers = map(str, range(len(header["layers"])))
-    _refuse_unknown("groups of tensors", set(present).difference(numbers, LATER, [""]))
+    known = [*map(str, range(len(header["layers"]))), *LATER, ""]
+    known += ["rows"] if header["settings"].get("unit") == "token" else []
+    _refuse_unknown("groups of tensors", set(present).difference(known))
 
 
 def _refuse_unknown(what: str, names: Collection[str]) -> None:
@@ -258,6 +284,10 @@ def check_tensors(
     known |= _check(tensors, forms)
     if any(key == "sketch_signs" or key.endswith(".sketch.table") for key in tensors):
         known |= _check(tensors, {"sketch_signs": Form(torch.float32, (128,))})
+    if any(key.startswith("rows.") for key in tensors):
+        form = Form(torch.int64, (len(header["block_sizes"]), settings["block"]))
+        known |= _check(tensors, {"rows.sequence": form, "rows.position": form})
+        _check_rows(header, tensors)
     for i in layers:
         layer = header["layers"][i]
         for kind in (kind for kind in KINDS if f"trace_{kind}" in layer["moments"]):
@@ -332,6 +362,18 @@ def _check_padding(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
                     f"tensor {name} must be zero beyond the {n} samples of block {i}, found other "
                     "values"
                 )
+
+
+def _check_rows(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Places of tokens in the data, and -1 beyond the size of a block."""
+    sizes = torch.tensor(header["block_sizes"], dtype=torch.int64)[:, None]
+    inside = torch.arange(header["settings"]["block"])[None] < sizes
+    for name in ("rows.sequence", "rows.position"):
+        if not torch.equal(tensors[name] >= 0, inside) or bool((tensors[name] < -1).any()):
+            raise FormatError(
+                f"tensor {name} must have places from 0 up for the samples of each block and -1 "
+                "beyond them, found others"
+            )
 
 
 def _check_norms(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from .._ops import packed_kernels as packing
 from ..representation.representation import Representation
-from . import indices
-from .block_estimates import Estimate, round_off, stacked
+from . import indices, left_out_sequences
 from .combinations import Question
 from .error_bars import left_out
+from .estimate import Estimate
+from .stored_kernels import round_off, stacked
 
 _FINEST_SQUARE = 10  # times what is round-off of squared entries: of squared eigenvalues
 
@@ -31,22 +32,29 @@ def nbs_scores(
     each network can always be rotated onto each other. Scores of one block size compare with each
     other. Standard error: jackknife over blocks. Cost: O(L1 L2 k B³).
     """
-    found = []
-    both = (_read(rep, asked, device) for rep in (a, b))
-    for pair in zip(*both, strict=True):
-        one, two = (indices.factor(_squares(t, d, asked)) for t, d, _ in pair)
-        # traces of the factors, so that a network is exactly like itself
-        traces = (factor.square().sum((-1, -2)) for factor in (one, two))
-        least = (x for _, _, x in pair)
-        found.append((indices.nuclear_of_pairs(one, two), *traces, *least))
+
+    def parts(a: Representation, b: Representation) -> list[Tensor]:  # each (k, ...)
+        found = []
+        both = (_read(rep, asked, device) for rep in (a, b))
+        for pair in zip(*both, strict=True):
+            one, two = (indices.factor(_squares(t, d, asked)) for t, d, _ in pair)
+            # traces of the factors, so that a network is exactly like itself
+            traces = (factor.square().sum((-1, -2)) for factor in (one, two))
+            least = (x for _, _, x in pair)
+            found.append((indices.nuclear_of_pairs(one, two), *traces, *least))
+        return [torch.stack(x).cpu() for x in zip(*found, strict=True)]
 
     def score(*each: Tensor) -> Tensor:
         top, t1, t2, r1, r2 = (x.sum(0) for x in each)
         return top / indices.norms(t1 * (t1 > r1), t2 * (t2 > r2))
 
-    each = [torch.stack(x).cpu() for x in zip(*found, strict=True)]
+    each = parts(a, b)
     _, t1, t2, r1, r2 = (x.sum(0) for x in each)
-    return Estimate.of(score(*each), _deviations(score, *each), (t1 > r1, t2 > r2))
+    if a.settings.tokens > 1:
+        deviations = _without_sequences(a, b, score, each, parts)
+    else:
+        deviations = _deviations(score, *each)
+    return Estimate.of(score(*each), deviations, (t1 > r1, t2 > r2))
 
 
 def spectral_scores(
@@ -68,7 +76,13 @@ def spectral_scores(
     def score(x: Tensor, y: Tensor) -> Tensor:
         return indices.cosines(x.mean(0), y.mean(0))
 
-    if paired:
+    if paired and a.settings.tokens > 1:
+
+        def parts(a: Representation, b: Representation) -> list[Tensor]:
+            return [_as_long(_spectra(rep, asked, device), one.shape[2]) for rep in (a, b)]
+
+        deviations = _without_sequences(a, b, score, [one, two], parts)
+    elif paired:
         deviations = _deviations(score, one, two)
     else:
         deviations = _deviations(lambda x: score(x, two), one)
@@ -91,6 +105,12 @@ def _spectra(rep: Representation, asked: Question, device: str | torch.device) -
     return torch.where(seen[:, None], out, torch.nan)
 
 
+def _as_long(spectra: Tensor, length: int) -> Tensor:  # (k, L, m) -> (k, L, length)
+    """Spectra of fewer samples as if there were more: eigenvalues grow with their number."""
+    m = spectra.shape[-1]
+    return torch.nn.functional.pad(spectra * (length / m), (0, length - m))
+
+
 def _read(
     rep: Representation, asked: Question, device: str | torch.device
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -105,6 +125,26 @@ def _read(
 def _squares(triangle: Tensor, diagonal: Tensor, asked: Question) -> Tensor:
     square = packing.squares(triangle, diagonal)
     return indices.centred(square) if asked.centre else square
+
+
+def _without_sequences(
+    a: Representation,
+    b: Representation,
+    score: Callable[..., Tensor],
+    each: list[Tensor],  # (k, ...), what the score is made of
+    parts: Callable[[Representation, Representation], list[Tensor]],
+) -> list[Tensor]:
+    """What moves a score of tokens: leaving out a group of sequences at a time."""
+    scores = []
+    for group in left_out_sequences.groups(a):
+        keep = torch.ones(len(each[0]), dtype=torch.bool)
+        keep[group.blocks] = False
+        rest = [x[keep] for x in each]
+        if len(group.rest):
+            less = parts(*(left_out_sequences.only(rep, group) for rep in (a, b)))
+            rest = [torch.cat(pair) for pair in zip(rest, less, strict=True)]
+        scores.append(score(*rest))
+    return [left_out(torch.stack(scores))]
 
 
 def _deviations(score: Callable[..., Tensor], *each: Tensor) -> list[Tensor]:  # each (k, ...)

@@ -22,8 +22,8 @@ from torch import Tensor
 from ..representation.layer import Layer
 from ..representation.representation import Representation
 from . import error_bars, indices, kernels
-from .block_estimates import Estimate
 from .combinations import Kernel, Question
+from .estimate import Estimate
 
 _GROUPS = {"cka": 32, "nbs": 32, "spectral": 8}  # of buckets, at most, to be left out in turn
 _FINEST = 1e-6  # of a trace: what centring float32 sums leaves of a constant layer

@@ -6,12 +6,15 @@ is drawn. Blocks are permuted apart, so one draw of each block makes one draw of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from .._ops import packed_kernels as packing
 from .pair_sums import Side, pair_sums
 
+_DRAWS = 256  # permutations drawn in all, spread over the blocks
 _Z95 = 1.645  # standard deviations: the 95 % quantile of the normal distribution
 _TOTALS = 1000  # ways of choosing one draw a block, for the 95 % quantile
 
@@ -29,6 +32,24 @@ def permuted_sums(sums: Tensor, n: int) -> Tensor:  # (9, ...) -> (9, ...)
 def orders(blocks: int, draws: int, n: int, generator: torch.Generator) -> Tensor:  # (g, p, n)
     each = [torch.randperm(n, generator=generator) for _ in range(blocks * draws)]
     return torch.stack(each).view(blocks, draws, n)
+
+
+class Orders:
+    """Permutations of the samples of windows: one block each, or as many as a sequence has tokens.
+
+    Blocks of one window are permuted alike, as their rows are tokens of the same sequences.
+    """
+
+    def __init__(self, windows: int, generator: torch.Generator) -> None:
+        self._each, self._generator = max(2, -(-_DRAWS // windows)), generator
+        self._drawn: dict[int, Tensor] = {}
+
+    def of(self, windows: Sequence[int], n: int) -> Tensor:  # (g, p, n)
+        """The permutations of the windows that some successive blocks belong to."""
+        for window in dict.fromkeys(windows):
+            if window not in self._drawn:
+                self._drawn[window] = orders(1, self._each, n, self._generator)[0]
+        return torch.stack([self._drawn[window] for window in windows])
 
 
 def drawn(one: Side, two: Side, orders: Tensor, factors: Tensor) -> Tensor:  # (g, L1, L2, p)

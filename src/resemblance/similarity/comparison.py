@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from ..representation import schema
 from ..representation.schema import COUNT, TABLE, TEXT, YES_NO, Rule, list_of, one_of, or_null
 from .combinations import ESTIMATORS, INDICES, KERNELS, Estimator, Index, Kernel
 from .error_bars import student_t
+from .layer_matching import RULES, Known, MatchedBy, Matching, align, match
 
 if TYPE_CHECKING:
     import pandas
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _MANY = 1000.0  # degrees of freedom: nearly normal
 _LATER = ("df", "replicates", "n_eff", "effective_blocks")  # not in files of 0.1
+_NAMED = 8  # layers without a counterpart that a summary names
 _RULES = {  # of a file
     "comparison": Rule("1", lambda x: type(x) is int and x == 1),
     "models": list_of(TEXT, 2, 2),
@@ -46,12 +48,15 @@ _RULES = {  # of a file
     "samples": list_of(COUNT, 2, 2),
     "notes": list_of(TEXT),
     **{key: schema.optional(or_null(TABLE)) for key in _LATER},
+    "matched_by": schema.optional(one_of(*RULES)),  # nor were these
+    "matched": schema.optional(list_of(or_null(COUNT))),
+    "tokens": schema.optional(or_null(schema.ONE)),
 }
 
 
 @dataclass(frozen=True)
 class Match:
-    """For each layer of the rows, its counterpart among the columns."""
+    """For each layer of the rows, the most similar one among the columns."""
 
     rows: tuple[str, ...]
     nearest: tuple[str, ...]  # most similar layer
@@ -68,8 +73,13 @@ class Comparison:
     `stderr` says how far a score may lie from its target. Of up to 1,024 samples the score itself
     is exact, and the target is what as many samples drawn anew would score on average. Beyond, the
     score is estimated from a part of all pairs, and the target is the score of all samples that
-    were recorded. `cka-debiased` does not depend on the number of samples: its target is always the
+    were recorded. Of tokens it is always what other sequences would score on average.
+    `cka-debiased` does not depend on the number of samples: its target is always the
     population's. None of them covers another training run.
+
+    `matched_by` says how counterparts were found: by `name` (those of copies, whatever wraps them),
+    by `position` (as many layers of the same shapes) or by `similarity` (the alignment of scores,
+    which flatters). They are what means and curves over layers are made of.
     """
 
     models: tuple[str, str]
@@ -89,8 +99,20 @@ class Comparison:
     df: np.ndarray | None = None  # degrees of freedom of `stderr`, see `interval`
     replicates: np.ndarray | None = None  # (groups, rows): of each row with its counterpart, the
     # scores with one group of samples left out
-    n_eff: tuple[np.ndarray, np.ndarray] | None = None  # samples that carry a kernel, each side's
+    n_eff: tuple[np.ndarray, np.ndarray] | None = None  # samples, or of tokens sequences, that
+    # carry a kernel, each side's
     effective_blocks: np.ndarray | None = None  # (rows, columns): that carry a score
+    matched_by: MatchedBy = None  # type: ignore[assignment]  # None: by names and scores, as below
+    matched: tuple[int | None, ...] = None  # type: ignore[assignment]  # of each row, the column of
+    # its counterpart; None: it has none
+    tokens: int | None = None  # of each sequence, where these are the samples
+
+    def __post_init__(self) -> None:
+        if self.matched_by is None or self.matched is None:
+            sides = ([Known(name) for name in names] for names in (self.rows, self.columns))
+            found = match(*sides, self.scores)
+            object.__setattr__(self, "matched_by", found.by)
+            object.__setattr__(self, "matched", found.columns)
 
     def __repr__(self) -> str:
         return f"Comparison({self.models[0]!r}, {self.models[1]!r}, {self.heading})"
@@ -102,7 +124,10 @@ class Comparison:
         n = f"{self.samples[0]:,}"
         if not self.paired:
             n += f" and {self.samples[1]:,} unpaired"
-        return f"{self.index} of {centred}{self.kernel}, from {self.estimator}, {n} samples"
+        what = "samples"
+        if self.tokens is not None:
+            what = f"tokens of {self.samples[0] // self.tokens:,} sequences"
+        return f"{self.index} of {centred}{self.kernel}, from {self.estimator}, {n} {what}"
 
     @property
     def same_layers(self) -> bool:
@@ -113,40 +138,53 @@ class Comparison:
         """The most similar column of each row, and the best alignment that keeps layer order.
 
         The alignment maximises the sum of scores over all ways of giving each row a column such
-        that later rows never get earlier columns; by dynamic programming, O(rows · columns).
+        that later rows never get earlier columns. Both are found by scores alone, whatever the
+        layers are called; `counterparts` are the layers that belong together.
         """
-        scores = np.nan_to_num(self.scores, nan=-1.0)  # an undefined score is never chosen
-        total, came_from = scores[0].copy(), []
-        for row in scores[1:]:
-            upto = np.maximum.accumulate(total)
-            # the first column that reaches the running maximum
-            where = np.maximum.accumulate(np.where(total == upto, np.arange(len(total)), 0))
-            came_from.append(where)
-            total = row + upto
-        path = [int(total.argmax())]
-        for where in reversed(came_from):
-            path.insert(0, int(where[path[0]]))
-        return Match(self.rows, *self._chosen(scores.argmax(1).tolist()), *self._chosen(path))
+        nearest = np.nan_to_num(self.scores, nan=-1.0).argmax(1).tolist()
+        return Match(self.rows, *self._chosen(nearest), *self._chosen(align(self.scores)))
 
     def _chosen(self, columns: Sequence[int]) -> tuple[tuple[str, ...], tuple[float, ...]]:
         scores = (float(row[j]) for row, j in zip(self.scores, columns, strict=True))
         return tuple(self.columns[j] for j in columns), tuple(scores)
 
-    def counterparts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where in the table each row stands with its counterpart, as indices.
+    @property
+    def matching(self) -> Matching:
+        """The counterpart of each row, and how it was found."""
+        return Matching(self.matched_by, self.matched)
 
-        The counterpart is the layer of the same name where all agree, else the aligned one.
+    def counterparts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where in the table the rows that have a counterpart stand with it, as indices."""
+        pairs = [(i, j) for i, j in enumerate(self.matched) if j is not None]
+        rows, columns = np.array(pairs, dtype=int).reshape(-1, 2).T
+        return rows, columns
+
+    def of_counterparts(self, table: np.ndarray) -> np.ndarray:  # (..., rows, columns)
+        """What a table of all pairs has for each row with its counterpart; NaN if it has none."""
+        rows, columns = self.counterparts()
+        out = np.full(table.shape[:-1], np.nan)
+        out[..., rows] = table[..., rows, columns]
+        return out
+
+    def without_counterpart(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Layers of each network that were matched with none of the other's.
+
+        By similarity, every layer of the rows has one, and columns may serve for several or none.
         """
-        names = self.rows if self.same_layers else self.match().aligned
-        return np.arange(len(self.rows)), np.array([self.columns.index(name) for name in names])
+        if self.matched_by == "similarity":
+            return (), ()
+        rows = tuple(x for x, j in zip(self.rows, self.matched, strict=True) if j is None)
+        return rows, tuple(x for j, x in enumerate(self.columns) if j not in self.matched)
 
     def by_layer(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Score, standard error and chance (mean, high) of each row with its counterpart."""
-        at = self.counterparts()
+        """Score, standard error and chance (mean, high) of each row with its counterpart.
+
+        NaN for rows that have none.
+        """
         chance = None
         if self.chance is not None and self.chance_high is not None:
-            chance = np.stack([self.chance[at], self.chance_high[at]])
-        return self.scores[at], self.stderr[at], chance
+            chance = np.stack([self.of_counterparts(x) for x in (self.chance, self.chance_high)])
+        return self.of_counterparts(self.scores), self.of_counterparts(self.stderr), chance
 
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """The lower and upper ends of intervals that hold the target of each score (see above).
@@ -165,7 +203,7 @@ class Comparison:
     def mean(self) -> tuple[float, float]:
         """The mean over rows with their counterparts, and its standard error.
 
-        See `mean_over_layers`: layers without a score are left out.
+        See `mean_over_layers`: layers without a counterpart or a score are left out.
         """
         value, error = mean_over_layers(self.by_layer()[0], self.replicates)
         return float(value), float(error)
@@ -178,7 +216,9 @@ class Comparison:
         samples = np.minimum(self.n_eff[0][rows], self.n_eff[1][columns])
         if not np.isfinite(samples).any():
             return None
-        out = f"Kernels rest on {_from_to(samples)} of {self.samples[0]:,} samples (n_eff)"
+        count = self.samples[0] // (self.tokens or 1)
+        what = "samples" if self.tokens is None else "sequences"
+        out = f"Kernels rest on {_from_to(samples)} of {count:,} {what} (n_eff)"
         if self.effective_blocks is not None and np.isfinite(self.effective_blocks[at]).any():
             out += f", scores on {_from_to(self.effective_blocks[at])} blocks"
         return out
@@ -190,23 +230,26 @@ class Comparison:
         if np.isnan(value).all():
             lines.append("No layer has a defined score.")
         else:
-            which = "same-named" if self.same_layers else "aligned"
-            missing = int(np.isnan(value).sum())
+            there = self.counterparts()[0]
+            missing = int(np.isnan(value[there]).sum())
             without = f" ({missing} without a score left out)" if missing else ""
             most, least = (
                 f"{shown(self.rows[i])} ({_with_error(value[i], error[i])})"
                 for i in (np.nanargmax(value), np.nanargmin(value))
             )
             lines.append(
-                f"Mean over {which} layers {_with_error(*self.mean())}{without}; most alike at "
-                f"{most}, least at {least}."
+                f"Mean over layers matched by {self.matched_by} {_with_error(*self.mean())}"
+                f"{without}; most alike at {most}, least at {least}."
             )
             if chance is not None:
                 lines.append(
                     f"Unrelated samples would score {np.nanmean(chance[0]):.3f} on average; "
-                    f"{(value > chance[1]).sum()} of {len(value)} layers lie above the 95 % level "
+                    f"{(value > chance[1]).sum()} of {len(there)} layers lie above the 95 % level "
                     "of chance."
                 )
+        for model, names in zip(self.models, self.without_counterpart(), strict=True):
+            if names:
+                lines.append(f"Without a counterpart, of {shown(model)}: {_listed(names)}.")
         if carried := self.carried_by():
             lines.append(f"{carried}.")
         return "\n".join([*lines, *(f"Note: {note}." for note in self.notes)])
@@ -225,9 +268,7 @@ class Comparison:
         value, error, chance = self.by_layer()
         plot.curve(right, value, error, self.rows, chance=chance)
         right.set_ylim(min(0.0, float(np.nanmin(value, initial=0.0))), 1.03)
-        right.set_title(
-            "same layer" if self.same_layers else "aligned layer", fontsize=9, loc="left"
-        )
+        right.set_title(f"layers matched by {self.matched_by}", fontsize=9, loc="left")
         if chance is not None:
             right.legend(frameon=False, fontsize=8)
         figure.suptitle(self.heading, fontsize=10)
@@ -235,12 +276,14 @@ class Comparison:
 
     def to_frame(self) -> pandas.DataFrame:
         """One row for each pair of layers: row, column, score, stderr, low, high (of the 95 %
-        interval), df, chance, chance_high, and what carries it: n_eff_row, n_eff_column,
-        effective_blocks."""
+        interval), df, chance, chance_high, what carries it (n_eff_row, n_eff_column,
+        effective_blocks), whether the two are counterparts, and what those were matched_by."""
         shape = self.scores.shape
         blank = np.full(shape, np.nan)
         low, high = self.interval()
         of_rows, of_columns = (blank[:, 0], blank[0]) if self.n_eff is None else self.n_eff
+        belong = np.zeros(shape, dtype=bool)
+        belong[self.counterparts()] = True
         return optional("pandas", "pandas", "frames").DataFrame(
             {
                 "row": np.repeat(self.rows, shape[1]),
@@ -257,6 +300,8 @@ class Comparison:
                 "effective_blocks": (
                     blank if self.effective_blocks is None else self.effective_blocks
                 ).ravel(),
+                "counterpart": belong.ravel(),
+                "matched_by": self.matched_by,
             }
         )
 
@@ -288,8 +333,12 @@ class Comparison:
             if values["n_eff"] is not None:
                 sides = zip(values["n_eff"], shape, strict=True)
                 values["n_eff"] = tuple(np.array(x, dtype=float).reshape(n) for x, n in sides)
-            for key in ("models", "rows", "columns", "samples", "notes"):
-                values[key] = tuple(values[key])
+            if "matched_by" in content and "matched" in content:
+                _check_matched(content["matched"], *shape)
+                values |= {"matched_by": content["matched_by"], "matched": content["matched"]}
+            values["tokens"] = content.get("tokens")
+            for key in ("models", "rows", "columns", "samples", "notes", "matched"):
+                values[key] = None if values.get(key) is None else tuple(values[key])
         except (FormatError, OSError, ValueError, TypeError, RecursionError) as error:
             raise FormatError(
                 f"{path} is not a comparison written by Comparison.save ({error}); save it again"
@@ -325,6 +374,18 @@ def mean_over_layers(
     k = len(left_out)
     variance = ((left_out - left_out.mean(0)) ** 2).sum(0) * (k - 1) / max(k, 1)
     return mean(scores, 0), np.sqrt(variance) if k > 1 else np.full(number.shape, np.nan)
+
+
+def _check_matched(matched: Sequence[int | None], rows: int, columns: int) -> None:
+    if len(matched) != rows or any(j is not None and j >= columns for j in matched):
+        raise ValueError(f"matched must name one of {columns} columns for each of {rows} rows")
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names, and of very many the number of those left out."""
+    every = [shown(name) for name in names]
+    more = f" and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
+    return ", ".join(every[:_NAMED]) + more
 
 
 def _from_to(numbers: np.ndarray) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from .comparison import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+MatchedAllBy = Literal["name", "position", "relative depth"]
 
 
 @by_content
@@ -31,13 +33,18 @@ class ComparisonMatrix:
     samples: int
     averaged: np.ndarray  # (models, models) layers that have a score, which is their mean
     n_eff: np.ndarray  # (models, layers) samples that carry a layer's kernel
+    matched_by: MatchedAllBy  # how it was found which layers belong together
+    tokens: int | None = None  # of each sequence, where these are the samples
 
     @property
     def heading(self) -> str:
         """What was computed, from what, on how many samples."""
         centred = "centred " if self.centre else ""
-        where = self.layers[0][0] if len(self.layers[0]) == 1 else f"{len(self.layers[0])} layers"
-        return f"{self.index} of {centred}{self.kernel} at {where}, {self.samples:,} samples"
+        where = self.layers[0][0]
+        if len(self.layers[0]) > 1:
+            where = f"{len(self.layers[0])} layers matched by {self.matched_by}"
+        what = "samples" if self.tokens is None else "tokens"
+        return f"{self.index} of {centred}{self.kernel} at {where}, {self.samples:,} {what}"
 
     def clusters(self) -> np.ndarray:  # (models - 1, 4)
         """Merges by average linkage, as SciPy has them: left, right, 1 − similarity, size."""

@@ -60,6 +60,22 @@ def effective(shares: Tensor) -> Tensor:  # (k, ...) -> (...)
     return shares.abs().sum(0) ** 2 / shares.square().sum(0)
 
 
+class Carried:
+    """How much of a kernel each sample carries; a sequence, all that its tokens do."""
+
+    def __init__(self) -> None:
+        self._windows: dict[int, Tensor] = {}  # (L, n)
+
+    def add(self, windows: Sequence[int], diagonals: Tensor) -> None:  # (g, L, n)
+        """Take in the diagonals of blocks, each of a window of samples."""
+        for window, diagonal in zip(windows, diagonals, strict=True):
+            self._windows[window] = self._windows.get(window, 0) + diagonal
+
+    def n_eff(self) -> Tensor:  # (L,)
+        """How many samples, or sequences, carry the kernels of all windows."""
+        return effective(torch.cat(list(self._windows.values()), 1).T)
+
+
 def student_t(level: float, df: np.ndarray) -> np.ndarray:
     """How many standard errors either side hold a share `level` of Student's t distribution.
 

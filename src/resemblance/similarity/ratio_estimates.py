@@ -23,9 +23,11 @@ from torch import Tensor
 from ..errors import MismatchError
 from ..representation.layer import Layer
 from ..representation.representation import Representation
-from . import block_estimates, error_bars, indices, kernels
-from .block_estimates import Estimate, halves, of_a_part, runs, stacked
+from . import block_estimates, error_bars, indices, kernels, stored_kernels
+from .block_estimates import halves, of_a_part
 from .combinations import Kernel, Question
+from .estimate import Estimate
+from .stored_kernels import runs, stacked
 
 NO_NORMS = (
     "estimator='ratio' needs the norm of every sample, which one of the recordings lacks; record "
@@ -141,7 +143,7 @@ def _of_blocks(
 ) -> list[_Sums]:
     """Of each block: ΣK1K2 and Σww over pairs, and both within halves of it less across them."""
     sizes = a.block_sizes
-    at_once = block_estimates.at_once(max(len(a), len(b)), device)
+    at_once = stored_kernels.at_once(max(len(a), len(b)), device)
     both = (stacked(rep, asked.kernel, sizes, device, at_once=at_once) for rep in (a, b))
     out: list[list[_Sums]] = [[], [], [], []]
     for (start, stop), *pair in zip(runs(sizes, at_once), *both, strict=True):
@@ -153,9 +155,10 @@ def _of_blocks(
             (t.unflatten(0, blocks) / unit, d.unflatten(0, blocks) / unit)
             for (t, d), unit in zip(pair, units, strict=True)
         )
-        within, across, sign = halves(n, k1.device)  # what each pair counts for
-        for sums, weights in ((out[0], 1.0), (out[2], sign)):
-            sums.append(_products(k1 * weights, k2 * weights, k1, k2))
+        within, across, weight = halves(n, k1.device)  # what each pair counts for
+        out[0].append(_products(k1, k2, k1, k2))
+        f1, f2 = k1.float(), k2.float()  # precise enough for an error
+        out[2].append(_Sums(*(x.double() for x in _products(f1 * weight, f2 * weight, f1, f2))))
         every = _pairs_of(d1, d2)
         inside = (
             _pairs_of(d1[..., part], d2[..., part]) for part in (slice(n // 2), slice(n // 2, n))

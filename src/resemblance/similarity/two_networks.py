@@ -29,9 +29,11 @@ from . import (
     ratio_estimates,
     whole_estimates,
 )
-from .block_estimates import Estimate
 from .combinations import Estimator, Index, Kernel, Question
 from .comparison import Comparison
+from .estimate import Estimate
+from .layer_matching import known, match
+from .whole_estimates import Pairing
 
 _UNPAIRED = (
     "the two networks saw different samples, which are paired by position alone: such scores mean "
@@ -58,6 +60,18 @@ _FEWEST_BLOCKS = 12
 _SKETCHED = (
     "taken from buckets, which hold all samples: few carry these kernels, and most of those lie "
     "outside of the blocks"
+)
+_NO_RATIO = (
+    "estimator='ratio' is not offered for tokens, whose norms say nothing about which sequence "
+    "they are of; use estimator='blocks'"
+)
+_OTHER_TOKENS = (
+    "{!r} and {!r} were recorded token by token with different tokenizers, so their tokens are not "
+    "the same samples; record whole texts with unit='sample', a pool such as 'mean' and one data_id"
+)
+_SKETCHED_TOKENS = (
+    "buckets take tokens for independent samples: standard errors leave out that those of one "
+    "sequence are not, and are too small"
 )
 _TRANSPORT = f"transport inverts K_f on eigenvalues above {kernels.TRANSPORT_FLOOR:g} of their mean"
 
@@ -119,6 +133,7 @@ def compare(
         *([_NBS] if index == "nbs" and not whole else []),
         *([_SPECTRAL] if index == "spectral" and not whole else []),
         *([_TRANSPORT] if kernel == "transport" else []),
+        *([_SKETCHED_TOKENS] if a.settings.tokens > 1 and not blocks else []),
         *([_SKETCHED] if chosen and asked.estimator == "buckets" and index == "cka" else []),
     ]
     alarms = [] if paired or index == "spectral" else [_UNPAIRED]
@@ -132,6 +147,7 @@ def compare(
     alarms += _untrusted(a, found)
     for alarm in alarms:
         warnings.warn(alarm, ResemblanceWarning, stacklevel=2)
+    matching = match(known(a), known(b), found.scores)
     result = Comparison(
         models=(a.name, b.name),
         rows=tuple(a.layer_names),
@@ -147,11 +163,13 @@ def compare(
         df=found.df,
         n_eff=None if found.n_eff is None else (found.n_eff[0], found.n_eff[1]),
         effective_blocks=found.effective_blocks,
+        tokens=a.settings.tokens_of_each,
+        matched_by=matching.by,
+        matched=matching.columns,
     )
     if found.replicates is None:
         return result
-    rows, columns = result.counterparts()
-    return replace(result, replicates=found.replicates[:, rows, columns])
+    return replace(result, replicates=result.of_counterparts(found.replicates))
 
 
 def _question(
@@ -175,6 +193,8 @@ def _question(
             f"blocks cannot be compared: {no_block}; record both with the same data, seed and "
             "block size, or use estimator='buckets'"
         )
+    if estimator == "ratio" and a.settings.tokens > 1:
+        raise MismatchError(_NO_RATIO)
     if estimator == "ratio" and not _norms_known(a, b, kernel):
         raise MismatchError(ratio_estimates.NO_NORMS)
     if estimator in ("buckets", "paper") and no_bucket:
@@ -201,6 +221,8 @@ def _best(
         held = asked.kernel != "product" and not (asked.kernel == "transport" and asked.centre)
         exact = all(x.all() for x in whole_layers(a, b, asked))
         return "buckets" if more and held and not exact else "blocks"
+    if a.settings.tokens > 1:
+        return "blocks"
     plain = asked.index == "cka" and not asked.centre
     known = asked.kernel not in ("elementwise", "transport") and _norms_known(a, b, asked.kernel)
     if not plain or not known or a.samples <= block_estimates.FEW:
@@ -229,9 +251,8 @@ def _estimate(
     rows, columns = whole_layers(a, b, asked)
     if rows.all() and columns.all():
         spans = whole_estimates.groups(a.samples)
-        return whole_estimates.scores(
-            a.layers, b.layers, asked, a.samples, spans, a.settings.seed, device
-        )
+        every = Pairing(a.layers, b.layers, asked, a.samples, spans, device)
+        return whole_estimates.scores(every, a.settings.seed)
     found = _from_blocks(a, b, asked, device)
     if not rows.any() or not columns.any():
         return found
@@ -241,16 +262,12 @@ def _estimate(
     )
     ends = [0, *np.cumsum(a.block_sizes).tolist()]
     spans = [span for span, w in zip(itertools.pairwise(ends), weight, strict=True) if w]
-    exact = whole_estimates.scores(
-        [x for x, whole in zip(a, rows, strict=True) if whole],
-        [x for x, whole in zip(b, columns, strict=True) if whole],
-        asked,
-        a.samples,
-        spans,
-        a.settings.seed,
-        device,
+    one, two = (
+        [layer for layer, whole in zip(rep, which, strict=True) if whole]
+        for rep, which in ((a, rows), (b, columns))
     )
-    return found.with_part(exact, rows, columns)
+    some = Pairing(one, two, asked, a.samples, spans, device)
+    return found.with_part(whole_estimates.scores(some, a.settings.seed), rows, columns)
 
 
 def whole_layers(
@@ -283,8 +300,10 @@ def _untrusted(a: Representation, found: Estimate) -> list[str]:
     """What to say where too few samples, or blocks of them, carry a score to judge its error."""
     if found.n_eff is None:
         return []
-    few = a.samples <= block_estimates.FEW
-    limit = min(_FEWEST_EFFECTIVE[few], sum(a.block_sizes) / 7)
+    tokens = a.settings.tokens
+    held = sum(a.block_sizes) // tokens  # samples, or sequences
+    few = tokens > 1 or a.samples <= block_estimates.FEW
+    limit = min(_FEWEST_EFFECTIVE[few], held / 7)
     rows, columns = found.n_eff
     carried = np.minimum(rows[:, None], columns[None, :])
     doubtful = carried < limit
@@ -293,11 +312,12 @@ def _untrusted(a: Representation, found: Estimate) -> list[str]:
     doubtful &= np.isfinite(found.scores) & (found.scores < 1)
     if not doubtful.any():
         return []
+    what = "samples" if tokens == 1 else "sequences"
     return [
         f"{doubtful.sum()} of {doubtful.size} error bars cannot be trusted: their kernels are "
-        f"carried by the equivalent of {carried[doubtful].min():.0f} samples (n_eff) of the "
-        f"{sum(a.block_sizes):,} in them. Record more samples, or gradients with another beta, "
-        "which sets how unequal samples are"
+        f"carried by the equivalent of {carried[doubtful].min():.0f} {what} (n_eff) of the "
+        f"{held:,} in them. Record more {what}, or gradients with another beta, which sets how "
+        "unequal samples are"
     ]
 
 
@@ -361,6 +381,10 @@ def check_recorded(a: Representation, b: Representation, kernel: Kernel) -> None
             raise MismatchError(
                 f"kernel {kernel!r} needs {kind}, which {rep.name!r} lacks; {remedy}"
             )
-    trouble = difference(a, b, ["pool"] if kernel == "features" else ["pool", "target", "beta"])
+    of_gradients = () if kernel == "features" else ("target", "beta")
+    trouble = difference(a, b, ("unit", "tokens", "pool", *of_gradients))
     if trouble:
         raise MismatchError(f"{trouble}; record both with the same setting")
+    made_by = {rep.model.tokenizer for rep in (a, b)} - {None}
+    if a.settings.unit == "token" and len(made_by) > 1:
+        raise MismatchError(_OTHER_TOKENS.format(a.name, b.name))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -19,17 +20,33 @@ from .._ops import packed_kernels as packing
 from ..representation.layer import Layer
 from . import chance_level as chance
 from . import error_bars, indices, kernels
-from .block_estimates import Estimate, carriers, is_centred, prepared, read, round_off
+from .block_estimates import carriers, is_centred, prepared
 from .combinations import Kernel, Question
+from .estimate import Estimate
 from .pair_sums import Side, factors
+from .stored_kernels import read, round_off
 
 INDICES = ("cka", "cka-debiased", "nbs", "spectral", "rsa")
 NBS_SAMPLES = 512  # up to these, NBS is taken from whole kernels unless asked otherwise
 _GROUPS = 32  # of samples, to be left out in turn
 _DRAWS, _DRAWN, _SETS = 256, 128, 8  # permutations, of so many samples, out of so many sets
 
-
 Spans = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Layers that hold the kernels of all N samples, in the same order, and what is asked of them.
+
+    Every row is compared with every column, once more without each span of samples.
+    """
+
+    rows: Sequence[Layer]
+    columns: Sequence[Layer]
+    asked: Question
+    samples: int
+    spans: Spans
+    device: str | torch.device = "cpu"
 
 
 def is_whole(layer: Layer, kernel: Kernel) -> bool:
@@ -49,13 +66,8 @@ def groups(samples: int) -> Spans:
 
 
 def scores(
-    rows: Sequence[Layer],
-    columns: Sequence[Layer],
-    asked: Question,
-    samples: int,
-    spans: Spans,
+    of: Pairing,
     seed: int | None,  # of the chance level; None does without
-    device: str | torch.device = "cpu",
 ) -> Estimate:
     """An index between layers that hold the kernels of all N samples, in the same order.
 
@@ -65,11 +77,12 @@ def scores(
     to first order. Chance: the mean over all permutations, exactly, and its 95 % quantile by the
     moments of drawn ones. Cost: O(L1 L2 N²); O(L1 L2 N³) for `nbs`.
     """
+    asked, samples, spans, device = of.asked, of.samples, of.spans, of.device
     if asked.index == "nbs":
-        return _nbs(rows, columns, asked, samples, spans, device)
+        return _nbs(of)
     if asked.index == "spectral":
-        return _spectral(rows, columns, asked, samples, spans, device)
-    one, two = (_kernels(layers, asked, samples, device) for layers in (rows, columns))
+        return _spectral(of)
+    one, two = (_kernels(layers, asked, samples, device) for layers in (of.rows, of.columns))
     every, left = _sums(one.side, two.side, samples, spans)
     fewest = 4 if is_centred(asked) else 2
 
@@ -243,30 +256,25 @@ class _Spectrum(NamedTuple):
     alive: bool
 
 
-def _spectrum(layer: Layer, asked: Question, samples: int, device: str | torch.device) -> _Spectrum:
-    """Eigenvalues of a kernel that lie above those of the rounding of its entries."""
-    how = {"loose": asked.centre, "whole": True}
-    triangle, diagonal = read([layer], asked.kernel, slice(0, 1), samples, device, **how)
-    square = packing.squares(triangle, diagonal)[0]
-    values, vectors = torch.linalg.eigh(indices.centred(square) if asked.centre else square)
-    least = round_off([layer], asked.kernel, slice(0, 1), samples, whole=True).to(device)
-    # a symmetric matrix of independent entries has eigenvalues up to 2σ√N
-    seen = values > (0.64 * least * samples).sqrt()
-    return _Spectrum(values[seen], vectors[:, seen], bool(seen.any()))
+def _spectra(of: Pairing, layers: Sequence[Layer]) -> list[_Spectrum]:
+    """Eigenvalues of kernels that lie above those of the rounding of their entries."""
+    centre, out = of.asked.centre, []
+    for layer in layers:
+        stored = ([layer], of.asked.kernel, slice(0, 1), of.samples)
+        square = packing.squares(*read(*stored, of.device, loose=centre, whole=True))[0]
+        values, vectors = torch.linalg.eigh(indices.centred(square) if centre else square)
+        least = round_off(*stored, whole=True).to(of.device)
+        # a symmetric matrix of independent entries has eigenvalues up to 2σ√N
+        seen = values > (0.64 * least * of.samples).sqrt()
+        out.append(_Spectrum(values[seen], vectors[:, seen], bool(seen.any())))
+    return out
 
 
-def _nbs(
-    rows: Sequence[Layer],
-    columns: Sequence[Layer],
-    asked: Question,
-    samples: int,
-    spans: Spans,
-    device: str | torch.device,
-) -> Estimate:
+def _nbs(of: Pairing) -> Estimate:
     """‖AᵀB‖_* / (‖A‖_F ‖B‖_F) with K = AAᵀ; with AᵀB = UΣVᵀ, sample i adds (A U)_i·(B V)_i."""
-    same = list(rows) == list(columns)
-    found = [[_spectrum(x, asked, samples, device) for x in rows]]
-    found.append(found[0] if same else [_spectrum(x, asked, samples, device) for x in columns])
+    same = list(of.rows) == list(of.columns)
+    found = [_spectra(of, of.rows)]
+    found.append(found[0] if same else _spectra(of, of.columns))
     factors = [[x.vectors * x.values.sqrt() for x in side] for side in found]
     shares = torch.stack(
         [torch.stack([_nuclear_shares(x, y) for y in factors[1]]) for x in factors[0]]
@@ -277,7 +285,7 @@ def _nbs(
         return top / indices.norms(*trace)
 
     value = score(*(x.sum(-1) for x in (shares, *traces)))
-    gone = [[x[..., a:b].sum(-1) for a, b in spans] for x in (shares, *traces)]
+    gone = [[x[..., a:b].sum(-1) for a, b in of.spans] for x in (shares, *traces)]
     left = [x.sum(-1) - torch.stack(y) for x, y in zip((shares, *traces), gone, strict=True)]
     alive = [torch.tensor([x.alive for x in side]) for side in found]
     n_eff = [error_bars.effective(x.T) for x in traces]
@@ -291,23 +299,16 @@ def _nuclear_shares(a: Tensor, b: Tensor) -> Tensor:  # (N, r), (N, s) -> (N,)
     return ((a @ u) * (b @ vt.mT)).sum(1)
 
 
-def _spectral(
-    rows: Sequence[Layer],
-    columns: Sequence[Layer],
-    asked: Question,
-    samples: int,
-    spans: Spans,
-    device: str | torch.device,
-) -> Estimate:
+def _spectral(of: Pairing) -> Estimate:
     """Cosine of sorted eigenvalues; to first order, λ loses λ Σ v_i² with the samples i."""
     whole, left, alive = [], [], []
-    for layers in (rows, columns):
-        found = [_spectrum(layer, asked, samples, device) for layer in layers]
-        padded = torch.zeros(len(spans) + 1, len(found), samples, dtype=torch.float64)
+    for layers in (of.rows, of.columns):
+        found = _spectra(of, layers)
+        padded = torch.zeros(len(of.spans) + 1, len(found), of.samples, dtype=torch.float64)
         for i, x in enumerate(found):
-            lost = torch.stack([x.vectors[a:b].square().sum(0) for a, b in spans])
+            lost = torch.stack([x.vectors[a:b].square().sum(0) for a, b in of.spans])
             each = torch.cat([x.values[None], x.values * (1 - lost)]).cpu()
-            padded[:, i, samples - each.shape[1] :] = each
+            padded[:, i, of.samples - each.shape[1] :] = each
         whole.append(padded[0])
         left.append(padded[1:])
         alive.append(torch.tensor([x.alive for x in found]))

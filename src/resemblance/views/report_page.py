@@ -16,7 +16,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -171,15 +171,13 @@ def _pack(found: Comparison) -> tuple[dict[str, Any], bytes]:
         steps = np.rint((array.ravel() - low) / (step or 1.0))
         values += np.where(np.isfinite(steps), steps, _MISSING).astype("<u2").tobytes()
         ranges.append([float(f"{low:.9g}"), float(f"{step:.9g}")])
-    names = ("kernel", "index", "centre", "estimator", "paired", "samples", "notes")
+    names = ("kernel", "index", "centre", "estimator", "paired", "samples", "notes", "tokens")
     entry: dict[str, Any] = {name: getattr(found, name) for name in names}
     # of each row with its counterpart: a table of layers with themselves has no such mean
     entry |= {"mean": plain([round(x, 5) for x in found.mean()]), "carried": found.carried_by()}
-    if not found.same_layers:  # the counterpart of each row, and of each column
-        turned = replace(found, rows=found.columns, columns=found.rows, scores=found.scores.T)
-        entry["aligned"] = [
-            [one.columns.index(name) for name in one.match().aligned] for one in (found, turned)
-        ]
+    # the counterpart of each row, and of each column
+    both = (found.matching, found.matching.turned(found.scores))
+    entry |= {"matched_by": found.matched_by, "matched": [one.columns for one in both]}
     return {**entry, "ranges": ranges}, values
 
 
@@ -229,14 +227,15 @@ def _distinct(reps: Sequence[Representation]) -> list[Representation]:
 def _title_and_summary(reps: Sequence[Representation], paired: bool) -> tuple[str, str]:
     names, samples = [rep.name for rep in reps], [rep.samples for rep in reps]
     n = " to ".join(f"{count:,}" for count in sorted({min(samples), max(samples)}))
+    what = "tokens" if all(rep.settings.unit == "token" for rep in reps) else "samples"
     if len(reps) == 1:
-        summary = f"One network, its layers compared with each other on {n} samples."
+        summary = f"One network, its layers compared with each other on {n} {what}."
         return f"The layers of {names[0]}", summary
     many = f"{_WORDS[len(reps)] if len(reps) < len(_WORDS) else len(reps)} networks"
     listed = f"{', '.join(names[:-1])} and {names[-1]}"
     title = f"How alike are {listed if len(reps) <= 3 else f'these {many.lower()}'}?"
     if paired:
-        return title, f"{many} compared on the same {n} samples, paired one to one."
+        return title, f"{many} compared on the same {n} {what}, paired one to one."
     return title, f"{many} compared, not all on the same samples ({n} each)."
 
 

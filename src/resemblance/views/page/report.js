@@ -102,9 +102,12 @@ function decode(entry, a, b) {
     out.which = "neighbouring";
     out.pairs = rows.slice(0, last).map((_, i) => [i, i + 1]);
   } else {
-    out.which = entry.aligned ? "aligned" : "same-named";
-    out.pairs = rows.map((_, i) => [i, entry.aligned ? entry.aligned[flip ? 1 : 0][i] : i]);
+    out.which = "matched";
+    out.pairs = entry.matched[flip ? 1 : 0].flatMap((j, i) => (j === null ? [] : [[i, j]]));
   }
+  out.matched = entry.matched[flip ? 1 : 0];
+  // by similarity, a layer that was not chosen is no layer without a counterpart
+  out.alone = entry.matched_by === "similarity" ? [[], []] : [rows, columns].map((names, side) => names.filter((_, i) => entry.matched[side ^ flip][i] === null));
   return out;
 }
 const at = (matrix, [i, j]) => (matrix ? matrix[i][j] : NaN);
@@ -115,7 +118,8 @@ function plain(v) { // what Comparison.load reads
   return {
     comparison: 1, models: [D.models[v.a].name, D.models[v.b].name], rows: v.rows, columns: v.columns,
     ...Object.fromEntries(PARTS.map((part) => [part, clean(v[part])])), kernel: v.kernel, index: v.index,
-    centre: v.centre, estimator: v.estimator, paired: v.paired, samples: v.samples, notes: v.notes,
+    centre: v.centre, estimator: v.estimator, paired: v.paired, samples: v.samples, tokens: v.tokens, notes: v.notes,
+    matched_by: v.matched_by, matched: v.matched,
   };
 }
 
@@ -380,7 +384,7 @@ function drawOverview() {
 function drawCard(v) {
   const self = state.a === state.b;
   $("card-title").replaceChildren(...(self ? [coloured(nameA(), "first"), " with itself"] : [coloured(nameA(), "first"), " and ", coloured(nameB(), "second")]));
-  $("card-which").textContent = v ? v.which : "counterpart";
+  $("card-which").textContent = !v ? "layers and their counterparts" : v.which === "matched" ? `layers matched by ${v.matched_by}` : `${v.which} layers`;
   $("tiles").replaceChildren(...D.kernels.map((kernel) => {
     const here = view(state.a, state.b, kernel, state.index);
     const score = here ? (here.which === "neighbouring" ? mean(along(here, "scores")) : here.mean[0]) : NaN, high = here ? mean(along(here, "chance_high")) : NaN;
@@ -417,7 +421,8 @@ function drawPair(v) {
   }
   $("pair-body").classList.toggle("no-chance", !v.chance);
   const count = v.samples.map((n) => n.toLocaleString("en"));
-  const source = { blocks: `from exact kernels of ${count[0]} ${self ? "" : "shared "}samples`, ratio: `from exact kernels of parts of ${count[0]} ${self ? "" : "shared "}samples and the norms of all`, buckets: `from sketches of ${v.paired ? count[0] + " shared" : count.join(" and ")} samples` };
+  const unit = v.tokens ? "tokens" : "samples";
+  const source = { blocks: `from exact kernels of ${count[0]} ${self ? "" : "shared "}${unit}`, ratio: `from exact kernels of parts of ${count[0]} ${self ? "" : "shared "}${unit} and the norms of all`, buckets: `from sketches of ${v.paired ? count[0] + " shared" : count.join(" and ")} ${unit}` };
   $("heading").textContent = `${indexWords()} of ${kernelWords(v)}, ${source[v.estimator] || v.estimator}${v.paired ? "" : ", which are not paired"}.`;
   $("map-title").replaceChildren("Rows ", coloured(nameA(), "first"), self ? ", columns the same network" : ", columns ", self ? "" : coloured(nameB(), "second"));
   const here = (i, j) => PARTS.map((part) => at(v[part], [i, j]));
@@ -434,7 +439,7 @@ function drawPair(v) {
     },
   });
   const value = along(v, "scores"), low = v.chance ? along(v, "chance") : null, high = v.chance ? along(v, "chance_high") : null;
-  const title = { neighbouring: "Each layer with the next", aligned: "Each layer with its aligned counterpart", "same-named": "Each layer with its namesake" }[v.which];
+  const title = v.which === "neighbouring" ? "Each layer with the next" : `Each layer with its counterpart, matched by ${v.matched_by}`;
   $("curve-title").textContent = title;
   const floor = Math.min(0, ...value.filter(known), ...(low || []).filter(known));
   chart($("curve"), {
@@ -445,8 +450,9 @@ function drawPair(v) {
       tips: (k) => scoreTip(`${v.rows[v.pairs[k][0]]} × ${v.columns[v.pairs[k][1]]}`, ...here(...v.pairs[k])),
     }],
   });
-  $("notes").replaceChildren(...(v.carried ? [el("li", {}, `${v.carried}.`)] : []), ...v.notes.map((note) => el("li", {}, `Note: ${note}.`)));
-  const heads = [`Layer of ${nameA()}`, { neighbouring: "Next layer", aligned: "Aligned layer", "same-named": "Namesake" }[v.which], "Score ± error", "Chance, 95 %", self ? "Nearest other layer" : `Nearest layer of ${nameB()}`, "Its score ± error"];
+  const alone = v.alone.flatMap((names, side) => (names.length ? [el("li", {}, `Without a counterpart, of ${side ? nameB() : nameA()}: ${names.join(", ")}.`)] : []));
+  $("notes").replaceChildren(...alone, ...(v.carried ? [el("li", {}, `${v.carried}.`)] : []), ...v.notes.map((note) => el("li", {}, `Note: ${note}.`)));
+  const heads = [`Layer of ${nameA()}`, v.which === "neighbouring" ? "Next layer" : `Counterpart, by ${v.matched_by}`, "Score ± error", "Chance, 95 %", self ? "Nearest other layer" : `Nearest layer of ${nameB()}`, "Its score ± error"];
   table($("matches"), heads, v.rows.map((name, i) => {
     const pair = v.pairs.find(([row]) => row === i);
     const others = v.columns.map((_, j) => j).filter((j) => !(self && j === i && v.columns.length > 1) && known(v.scores[i][j]));

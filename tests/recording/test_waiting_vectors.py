@@ -1,0 +1,41 @@
+"""Where vectors wait."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import networks
+import resemblance as rs
+import stored
+from resemblance.recording import waiting_vectors
+from resemblance.recording.waiting_vectors import WaitingRoom
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def test_what_is_on_the_host_stays_there():
+    x = torch.randn(3)
+    room = WaitingRoom(0)
+    assert room.taken_in(x) is x
+    assert room.back(x, x.device) is x
+
+
+def test_beyond_the_room_of_a_device_vectors_wait_on_the_host():
+    """The meta device stands in for one with memory of its own: only sizes matter here."""
+    room = WaitingRoom(100)
+    first = torch.zeros(20, device="meta")
+    assert room.taken_in(first) is first  # 80 bytes
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        room.taken_in(torch.zeros(6, device="meta"))  # would go to the host
+    room.back(first, first.device)
+    assert room.taken_in(torch.zeros(25, device="meta")).device.type == "meta"
+
+
+@CUDA
+@pytest.mark.parametrize("room", [0, 3000, 2**31])
+def test_where_vectors_wait_does_not_show(room, monkeypatch):
+    monkeypatch.setattr(waiting_vectors.WaitingRoom.__init__, "__defaults__", (room,))
+    net, x = networks.seeded(networks.MLP).cuda(), torch.randn(300, 6)
+    expected = rs.record(networks.seeded(networks.MLP).cuda(), x, block=64, batch_size=64)
+    stored.assert_same(rs.record(net, x, block=64, batch_size=7), expected, tolerance=1e-4)
