@@ -423,6 +423,16 @@ def holds_what_is_documented(rep: rs.Representation) -> None:
         for rows in (rep.rows.sequence, rep.rows.position):
             _is(rows, torch.int64, k, s.block)
             assert [int((row >= 0).sum()) for row in rows] == list(rep.block_sizes)
+    if rep.outputs is not None:
+        rows, c = sum(rep.block_sizes), rep.outputs.classes
+        assert c >= 2
+        for name, x in rep.outputs.tensors().items():
+            assert len(x) == rows
+            assert x.dtype == (
+                torch.int64 if name in ("top", "others", "labels") else torch.float32
+            )
+            assert not x.is_floating_point() or not x.isnan().any()
+        assert (rep.outputs.every is not None) == (c <= 1024)
     for layer in rep:
         assert list(layer.kinds) == kinds
         assert (layer.products is None) != s.gradients

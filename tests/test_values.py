@@ -29,6 +29,7 @@ def values(seed: int = 0) -> dict[str, object]:
         "Comparison": comparison,
         "Match": comparison.match(),
         "ComparisonMatrix": rs.compare_all([a, b]),
+        "Coordinates": rs.coordinates(a, b),
         "Adaptation": rs.adaptation(a, kernel="features"),
         "FisherRao": rs.fisher_rao(a),
         "TaskEmbedding": rs.task2vec(nets[0], X[:16]),

@@ -17,9 +17,11 @@ _HOME = {  # public name -> the module that defines it
     "Representation": "representation.representation",
     "ResemblanceError": "errors",
     "adaptation": "analysis.mean_embedding",
+    "behaviour": "similarity.same_predictions",
     "cka": "similarity.indices",
     "compare": "similarity.two_networks",
     "compare_all": "similarity.many_networks",
+    "coordinates": "similarity.shared_coordinates",
     "fisher_rao": "analysis.fisher_rao_norm",
     "load": "representation.file_format",
     "merge": "representation.merging",
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from .similarity.indices import cka as cka
     from .similarity.indices import nbs as nbs
     from .similarity.many_networks import compare_all as compare_all
+    from .similarity.same_predictions import behaviour as behaviour
+    from .similarity.shared_coordinates import coordinates as coordinates
     from .similarity.two_networks import compare as compare
     from .views.report_page import report as report
 

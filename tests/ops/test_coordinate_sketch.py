@@ -8,7 +8,15 @@ import torch
 
 import resemblance as rs
 from resemblance._ops import coordinate_sketch
-from resemblance._ops.coordinate_sketch import COLUMNS, ROWS, WIDTH, columns, from_buckets, rows
+from resemblance._ops.coordinate_sketch import (
+    COLUMNS,
+    ROWS,
+    WIDTH,
+    columns,
+    from_buckets,
+    places,
+    rows,
+)
 from resemblance._ops.feature_fold import Fold
 
 
@@ -46,6 +54,19 @@ def test_wide_vectors_are_folded_first():
     rest = x.clone()
     rest[:, [0, 5, WIDTH + 5, dim - 1]] = 0
     torch.testing.assert_close(folded, one_by_one + columns(fold(rest), dim, seed=3))
+
+
+@pytest.mark.parametrize(
+    ("dim", "channels"),
+    [(100, 1), (256, 4), (1000, 10), (WIDTH + 100, 1), (3 * 4000, 3), (48384, 64)],
+)
+def test_places_are_where_features_go(dim, channels):
+    x = torch.randn(2, dim, generator=torch.Generator().manual_seed(0))
+    fold = Fold(dim, WIDTH, 3, channels=channels)
+    at, sign = places(dim, 3, channels)
+    plain = torch.zeros(2, COLUMNS).double().index_add_(1, at, x.double() * sign)
+    made = columns(fold(x) if dim > WIDTH else x, dim, seed=3)
+    torch.testing.assert_close(plain, made, atol=1e-4, rtol=1e-5)  # the fold adds in float32
 
 
 def test_the_change_between_two_matrices_is_unbiased_over_seeds():

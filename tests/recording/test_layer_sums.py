@@ -233,3 +233,16 @@ def test_the_sketch_is_that_of_the_samples_and_centres_exactly():
                 found - torch.outer(layer.sketch_signs.double(), layer.features.sketch.total) / 500
             )
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("batch_size", [16, 128])
+def test_autocast_does_not_reach_the_kernel_of_all_samples(batch_size):
+    net, x = networks.seeded(networks.MLP), torch.randn(64, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = rs.record(net, x, layers=["act2"], batch_size=batch_size)
+        features = net.act2(net.fc2(net.act1(net.fc1(x)))).detach().double()
+    order = shuffled(64, 0)
+    expected = (features @ features.T)[order][:, order]
+    kernel = found[0].blocks("features", whole=True)[0]
+    # of correlations in 16 bits; in bfloat16 it would be off by 4e-3
+    assert float((kernel - expected).abs().max() / expected.abs().max()) < 1e-4

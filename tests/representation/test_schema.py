@@ -173,6 +173,27 @@ def test_blocks_of_tokens_that_do_not_agree_are_refused(edited, edit, words):
         edited(edit, "tokens")
 
 
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (put("classes", 4), r"outputs.every must be F32 \[12, 4\], found F32 \[12, 5\]"),
+        (put("classes", 1), "classes must be a whole number from 2 up or null"),
+        (put("classes", None), "groups of tensors that this version does not know: .'outputs'"),
+        (lambda _, x: x["outputs.every"].neg_(), "outputs.every holds values that it cannot have"),
+        (lambda _, x: x["outputs.every"].sub_(1), "outputs.every must hold probabilities"),
+        (lambda _, x: x.pop("outputs.every"), "tensor outputs.every is missing"),
+        (
+            lambda _, x: x.update({"outputs.labels": torch.full((12,), 5)}),
+            "outputs.labels must hold classes",
+        ),
+        (lambda _, x: x.update({"outputs.later": torch.zeros(2)}), "this version does not know"),
+    ],
+)
+def test_outputs_that_cannot_be_are_refused(edited, edit, words):
+    with pytest.raises(FormatError, match=words):
+        edited(edit)
+
+
 def test_rows_of_samples_that_are_no_tokens_are_refused(edited):
     with pytest.raises(FormatError, match="groups of tensors that this version does not know"):
         edited(lambda _, x: x.update({"rows.sequence": torch.zeros(3, 4).long()}))
@@ -185,7 +206,6 @@ def test_what_later_versions_may_add_is_passed_over(edited, tmp_path):
         parts = (header["model"], header["data"], header["made"], header["layers"][0])
         for part in (header, *parts, header["layers"][0]["moments"]):
             part["later"] = {"any": ["thing"]}
-        tensors |= {"outputs.logits": torch.zeros(3)}
 
     assert edited(add) == plain
 

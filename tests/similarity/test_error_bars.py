@@ -63,3 +63,20 @@ def test_replicates_have_the_same_standard_error():
 def test_effective_numbers():
     shares = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
     assert error_bars.effective(shares).tolist() == [4, 1]
+
+
+@pytest.mark.parametrize("df", [1.0, 1.4, 3.3, 31.0, 1000.0])
+def test_the_tail_of_students_t_is_that_of_the_tables(df):
+    stats = pytest.importorskip("scipy.stats")
+    t = np.array([-3.0, -0.2, 0.0, 0.7, 2.5, 9.0, 60.0])
+    found = error_bars.student_tail(t, np.full(len(t), df))
+    np.testing.assert_allclose(found, stats.t.sf(t, df), rtol=2e-3, atol=1e-300)
+
+
+def test_the_tail_of_students_t_undoes_its_quantile_and_has_ends():
+    df = np.array([1.0, 4.5, 63.0])
+    for level in (0.5, 0.95, 0.999):
+        at = error_bars.student_t(level, df)
+        np.testing.assert_allclose(error_bars.student_tail(at, df), (1 - level) / 2, rtol=2e-3)
+    ends = error_bars.student_tail(np.array([np.inf, -np.inf, np.nan]), np.full(3, 5.0))
+    np.testing.assert_array_equal(ends, [0, 1, np.nan])

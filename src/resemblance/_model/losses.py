@@ -124,8 +124,7 @@ class Objective:
         """An error if the logits are probabilities already, which would be tempered twice."""
         if callable(self.target):
             return
-        z = self._scores(outputs).detach()[:, :8].double()
-        if bool((z >= 0).all()) and bool(((z.sum(-1) - 1).abs() < 1e-3).all()):
+        if are_probabilities(self._scores(outputs)):
             raise TargetError(
                 "expected logits, found values that are positive and sum to one: the model seems "
                 "to end in a softmax; pass logits=lambda p: p.log()"
@@ -135,7 +134,7 @@ class Objective:
         z = (self.logits or find_logits)(outputs)
         if not isinstance(z, Tensor):
             raise TargetError(f"logits= must give a tensor; found {type(z).__name__}")
-        return _by_position(z)
+        return by_position(z)
 
 
 def _tempered(z: Tensor, _: Tensor | None, *, beta: float) -> Tensor:  # (m, classes)
@@ -167,6 +166,12 @@ def _gradient(
     return out
 
 
+def are_probabilities(z: Tensor) -> bool:  # (n, positions, classes)
+    """Whether values are positive and sum to one."""
+    z = z.detach()[:, :8].double()
+    return bool((z >= 0).all()) and bool(((z.sum(-1) - 1).abs() < 1e-3).all())
+
+
 def find_logits(outputs: Any) -> Tensor:
     """A tensor itself, `.logits`, `["logits"]` or `["out"]`, or the first of a tuple or list."""
     if isinstance(outputs, Tensor):
@@ -187,7 +192,7 @@ def find_logits(outputs: Any) -> Tensor:
     return found
 
 
-def _by_position(z: Tensor) -> Tensor:  # -> (n, positions, classes)
+def by_position(z: Tensor) -> Tensor:  # -> (n, positions, classes)
     """Logits (n, classes), (n, tokens, classes) or (n, classes, height, width) in one shape."""
     shape = tuple(z.shape)
     if z.ndim > 3:  # images of logits, as cross_entropy takes them

@@ -59,18 +59,38 @@ class Consumer(Protocol):
     def end(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Watch:
+    """Someone who sees the logits of each batch: of every sample, or of the tokens drawn."""
+
+    logits_of: Callable[[Any], Tensor]  # of outputs: (n, positions, classes)
+    see: Callable[[Tensor], None]  # (rows, classes), after the batch began
+
+    def of(self, outputs: Any, rows: Rows) -> Tensor:
+        z = self.logits_of(outputs).detach()
+        found = z[:, 0] if rows.drawn is None else rows.pick(z)
+        assert found is not None
+        return found
+
+
 class _Held:
     """What a consumer is to see of a batch, if it comes through."""
 
     def __init__(self) -> None:
         self._found: list[tuple[int, Tensor, Tensor | None]] = []
+        self._logits: Tensor | None = None
+
+    def see(self, logits: Tensor) -> None:
+        self._logits = logits
 
     def consume(self, i: int, features: Tensor, gradients: Tensor | None) -> None:
         if gradients is None:  # the forward pass is under way, and may write over these
             features = features.clone()
         self._found.append((i, features, gradients))
 
-    def hand_on(self, consumer: Consumer) -> None:
+    def hand_on(self, consumer: Consumer, watch: Watch | None) -> None:
+        if watch is not None and self._logits is not None:
+            watch.see(self._logits)
         while self._found:
             consumer.consume(*self._found.pop(0))
 
@@ -190,6 +210,7 @@ class ModelPass:
         progress: bool | None = False,
         what: str = "",
         may_drop: bool = False,
+        watch: Watch | None = None,
     ) -> set[int]:
         """Run the model over all batches and hand on every tapped layer of each.
 
@@ -208,7 +229,7 @@ class ModelPass:
                     self.device, self.source.block, each, deterministic, length
                 )
                 limit = batch_size * length
-            self._run_all(capture, consumer, objective, batch_size, limit, advance)
+            self._run_all(capture, consumer, objective, batch_size, limit, advance, watch)
         return capture.dropped
 
     def _run_all(
@@ -219,6 +240,7 @@ class ModelPass:
         batch_size: int,
         limit: int | None,
         advance: Callable[[int], None],
+        watch: Watch | None,
     ) -> None:
         """All batches, those for which a GPU has too little memory in halves.
 
@@ -235,7 +257,11 @@ class ModelPass:
                 consumer.begin(batch)
             try:
                 samples = to_device(samples, self.device)
-                self._one_batch(capture, objective, batch, samples, (held or consumer).consume)
+                watching = watch
+                if watch is not None and held is not None:
+                    watching = replace(watch, see=held.see)
+                consume = (held or consumer).consume
+                self._one_batch(capture, objective, batch, samples, consume, watch=watching)
             except torch.OutOfMemoryError as error:
                 if held is None:
                     raise DataError(_OUT_OF_MEMORY) from error
@@ -244,7 +270,7 @@ class ModelPass:
                 continue
             if held is not None:
                 consumer.begin(batch)
-                held.hand_on(consumer)
+                held.hand_on(consumer, watch)
             consumer.end()
             halving.ran(batch)
             advance(len(batch.indices))
@@ -258,13 +284,22 @@ class ModelPass:
         consume: Callable[[int, Tensor, Tensor | None], None],
         *,
         may_drop: bool = False,
+        watch: Watch | None = None,
     ) -> None:
+        rows = Rows(batch)
+
+        def forward() -> Any:
+            outputs = self.run(self.model, samples)
+            if watch is not None:
+                watch.see(watch.of(outputs, rows))
+            return outputs
+
         capture.run(
-            lambda: self.run(self.model, samples),
+            forward,
             None if objective is None else partial(objective.start, samples),
             len(batch.indices),
             consume,
-            Rows(batch).pick,
+            rows.pick,
             may_drop=may_drop,
         )
 

@@ -25,7 +25,7 @@ _ENDS = ("ReLU", "ReLU6", "Sigmoid", "Hardsigmoid", "Tanh", "Hardtanh", "Softplu
 
 def refuse(model: nn.Module, batch: Any, z: Tensor, calls: Sequence[Call]) -> None:
     """An error if something says that what convention takes for logits is none."""
-    what = _objection(model, batch, z, calls)
+    what = objection(model, batch, z, calls)
     if what is not None:
         raise TargetError(
             f"expected logits over classes, found an output of shape {tuple(z.shape)} that seems "
@@ -34,7 +34,8 @@ def refuse(model: nn.Module, batch: Any, z: Tensor, calls: Sequence[Call]) -> No
         )
 
 
-def _objection(model: nn.Module, batch: Any, z: Tensor, calls: Sequence[Call]) -> str | None:
+def objection(model: nn.Module, batch: Any, z: Tensor, calls: Sequence[Call]) -> str | None:
+    """What speaks against logits, in words; None if nothing does."""
     if getattr(getattr(model, "config", None), "problem_type", None) == "regression":
         return "the model's configuration says that it is for regression"
     labels = labels_of(batch)

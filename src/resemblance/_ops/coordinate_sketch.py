@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .._seeded_random import COLUMN, FOLD_SIGN, below, bits
 from .count_sketch import CountSketch
+from .feature_fold import Fold
 
 ROWS, COLUMNS = 128, 256
 WIDTH = 8192  # slots that wider vectors are folded to
@@ -48,6 +49,24 @@ def columns(
     at, signs = _places(width, dim > COLUMNS, signed, seed)
     out = torch.zeros(len(table), COLUMNS, dtype=torch.float64)
     return out.index_add_(1, at, table.double() * signs)
+
+
+def places(dim: int, seed: int, channels: int = 1) -> tuple[Tensor, Tensor]:
+    """P: the column that each feature is added into, and with which sign; `channels` of an image.
+
+    Up to 256 features, each has a column of its own.
+    """
+    mixed, signed = dim > COLUMNS, COLUMNS < dim <= WIDTH
+    if dim <= WIDTH:
+        return _places(dim, mixed, signed, seed)
+    fold = Fold(dim, WIDTH, seed, channels=channels)
+    feature = np.arange(dim)
+    row, along = np.divmod(feature, fold.length)
+    chunk, along = np.divmod(along, fold.run)
+    shift = np.array(fold.shifts)[chunk]
+    slot = (row + shift[:, 0]) % fold.rows * fold.run + (along + shift[:, 1]) % fold.run
+    column, sign = (x[torch.from_numpy(slot)] for x in _places(fold.width, mixed, signed, seed))
+    return column, sign * fold.packed[0]
 
 
 def _places(width: int, mixed: bool, signed: bool, seed: int) -> tuple[Tensor, Tensor]:

@@ -142,6 +142,13 @@ def record(
         Option(help="Samples in a block; default: 128, or fewer of small data."),
     ] = None,
     blocks: Annotated[int, Option(help="Blocks kept; 0 for none.")] = 64,
+    outputs: Annotated[
+        bool, Option("--outputs/--no-outputs", help="Keep what the network predicts as well.")
+    ] = True,
+    outputs_of: Annotated[
+        Optional[Path],  # noqa: UP045
+        Option("--outputs-of", help="A base's file: keep what this one gives its likely classes."),
+    ] = None,
     limit: Annotated[int, Option(min=0, help="Use only the first so many samples.")] = 0,
     batch_size: Annotated[
         Optional[int],  # noqa: UP045
@@ -196,6 +203,7 @@ def record(
     options |= {"batch_size": "auto" if batch_size is None else batch_size}
     options |= {"tokenizer": None if sequences is None else sequences.tokenizer}
     options |= {"layers": layer or "auto", "gradients": not features_only}
+    options |= {"outputs": outputs, "outputs_of": outputs_of}
     options |= {"name": name or out.stem, "data_id": data_id or None}
     net = net.to(usable(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     rep = rs.record(net, samples, **options)

@@ -141,6 +141,7 @@ def about(rep: Representation, path: Path) -> dict[str, Any]:
         **{k: getattr(settings, k) for k in ("unit", "tokens") if settings.unit == "token"},
         **{k: getattr(settings, k) for k in ("buckets", "seed", "pool", "target", "beta")},
         **asdict(rep.made),
+        "outputs": None if rep.outputs is None else f"of {rep.outputs.classes:,} classes",
         "lacks": ", ".join(rep.lacks) or None,
         "layers": [
             {name: getattr(layer, name) for name in ("name", "shape", "dim", "folded", "kinds")}

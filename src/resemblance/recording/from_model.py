@@ -19,12 +19,14 @@ from .._model import pooling
 from .._model.evaluation_mode import unwrap
 from .._model.layer_choice import select
 from .._model.losses import FindLogits, Target
-from .._model.model_pass import RunModel, opened
+from .._model.model_pass import RunModel, Watch, opened
 from .._model.pooling import Pool
 from .._model.weight_hash import of_all_weights, of_weights
 from ..errors import ResemblanceWarning
+from ..representation.as_given import Given, recording
 from ..representation.provenance import DataInfo, Made, ModelInfo, Order
 from ..representation.representation import Representation
+from .kept_outputs import KeptOutputs, logits_of
 from .options import Keep, check_batch_size, check_words
 from .pass_sums import Handling, PassSums
 from .sampling_unit import predicts_tokens, sampled
@@ -55,6 +57,8 @@ def record(
     batch_size: int | Literal["auto"] = "auto",
     shard: tuple[int, int] | None = None,
     keep_sums: bool = False,
+    outputs: bool = True,
+    outputs_of: Given | None = None,
     on_bad: Literal["raise", "skip"] = "raise",
     call: RunModel | None = None,
     name: str | None = None,
@@ -107,6 +111,10 @@ def record(
             memory, up to 4,096. Results do not depend on it but for the model's own round-off.
         shard: (i, n): only every n-th block, from the i-th on, for `merge`.
         keep_sums: keep the accumulators, as a shard does.
+        outputs: also what the network predicts for the samples of its blocks, for `behaviour`: up
+            to 1,024 classes every probability, beyond that of the likeliest and of groups.
+        outputs_of: the recording of a base: beyond 1,024 classes, what this network gives the
+            classes that were likeliest to the base is kept as well.
         on_bad: `"raise"` names the first NaN or Inf; `"skip"` leaves such samples out and counts.
         call: how to run the model on a batch, instead of `model(inputs)`.
         name: of the model, in files and figures.
@@ -156,7 +164,10 @@ def record(
         how = Handling(pool, on_bad, data_id, deterministic, watch_order=watch)
         few = keep.few(run.source.total, run.source.block)
         device = run.device or _device_of(run.trial.samples)
-        sums = PassSums(settings, [tap.name for tap in taps], how, device, few=few)
+        find = logits_of(run, logits) if outputs and not callable(target) else None
+        base = None if outputs_of is None else recording(outputs_of)
+        kept = KeptOutputs(base, causal=how_sampled.causal) if find else None
+        sums = PassSums(settings, [tap.name for tap in taps], how, device, few=few, outputs=kept)
         dropped = run.feed(
             taps,
             sums,
@@ -166,6 +177,7 @@ def record(
             progress=progress,
             what=f"recording {called}",
             may_drop=layers == "auto",
+            watch=Watch(find, kept.see) if find and kept else None,
         )
         sums.finish()
     unseen += [taps[i].name for i in sorted(dropped)]

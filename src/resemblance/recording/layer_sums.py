@@ -81,7 +81,7 @@ class LayerSums:
         self._few, self._room = few, room
         self._deterministic = deterministic
         self._kinds: tuple[Kind, ...] = ()
-        self._dtype = torch.float32
+        self._dtype, self._device = torch.float32, torch.device("cpu")
         self._blocks: BlockKernels | None = None
         self._folds: dict[int, Fold] = {}  # by width
         # by what is sketched and whether into rows: the table (M or 128, width), total (width,)
@@ -94,7 +94,7 @@ class LayerSums:
         """Take in a batch (n, d); returns squared norms (n,), finite where the samples are."""
         device = torch.cuda.device_of(features)  # Triton launches on the current one
         with device, torch.autocast(features.device.type, enabled=False), torch.no_grad():
-            self._dtype = features.dtype
+            self._dtype, self._device = features.dtype, features.device
             vectors: Vectors = {"features": features.contiguous()}
             if gradients is not None:
                 # float16 features come with float32 gradients, which would vanish in float16
@@ -126,7 +126,12 @@ class LayerSums:
     def end_block(self) -> None:
         """The parts that wait are a whole block."""
         if self._blocks is not None:
-            self._blocks.end_block()
+            with self._plain_arithmetic():
+                self._blocks.end_block()
+
+    def _plain_arithmetic(self) -> torch.autocast:
+        """Outside of the caller's autocast, which would round the factors of Gram matrices."""
+        return torch.autocast(self._device.type, enabled=False)
 
     def _add_plain(
         self, vectors: Vectors, kernels: Vectors, plan: Plan
@@ -227,7 +232,8 @@ class LayerSums:
         """Form everything that a Representation holds, where it lies, without waiting for it."""
         self._add_moments()
         assert self._blocks is not None
-        self._blocks.finish()
+        with self._plain_arithmetic():
+            self._blocks.finish()
         self._buckets: dict[Kind, Sequence[Tensor]] = {}
         self._sketched: dict[Kind, Sketch] = {}
         for (kind, into_rows), (table, total) in self._tables.items():

@@ -27,6 +27,7 @@ from ..errors import DataError, ResemblanceWarning
 from ..representation.provenance import DataInfo, Made, ModelInfo
 from ..representation.representation import Representation
 from ..representation.settings import Settings
+from .kept_outputs import KeptOutputs
 from .layer_sums import LayerSums, Plan, nests
 from .seen_samples import SeenSamples
 from .sorted_stream_warning import OrderCheck
@@ -62,7 +63,9 @@ class PassSums:
         device: torch.device | None = None,
         *,
         few: int = 0,  # samples in all, if their whole kernels may be kept
+        outputs: KeptOutputs | None = None,
     ) -> None:
+        self._outputs = outputs
         self.settings, self.names, self.how, self._few = settings, names, how, few
         self.order = OrderCheck() if how.watch_order else None
         self._device = device or torch.device("cpu")
@@ -90,6 +93,7 @@ class PassSums:
 
     def begin(self, batch: Batch) -> None:
         """Fix what is common to all layers of the next batch."""
+        self._batch = batch
         self._pieces, self._indices, self._rows = batch.pieces, batch.indices, Rows(batch)
         self._drawn, self._mask = batch.drawn, attention_mask(batch.samples)
         self._seen.begin(batch.samples, batch.drawn)
@@ -193,9 +197,14 @@ class PassSums:
         blocks = [piece for piece in self._pieces if piece.block < self.settings.windows]
         self._seen.end(self._indices, keep, [(len(x.indices), x.ends) for x in blocks])
         self._seen.settle(2 if finite.is_cuda else 0)  # which are read as a batch begins
-        self._note_places(keep)
+        places, kept = self._places_of_rows(), keep[self._rows.sample]
+        self._places.append(places[kept])
+        if self._outputs is not None:
+            last = self.settings.windows * self.settings.tokens * self.settings.block
+            which = np.flatnonzero(kept & (places < last))
+            self._outputs.end(self._batch, self._rows, which, places[which])
 
-    def _note_places(self, keep: np.ndarray) -> None:
+    def _places_of_rows(self) -> np.ndarray:  # (rows,)
         """Where in the order the rows of the batch lie: block after block."""
         block, tokens = self.settings.block, np.arange(self.settings.tokens)[:, None]
         places = []
@@ -205,7 +214,7 @@ class PassSums:
             inside = self._offset + np.arange(len(piece.indices))
             self._offset += len(piece.indices)
             places.append(((piece.block * len(tokens) + tokens) * block + inside).ravel())
-        self._places.append(np.concatenate(places)[keep[self._rows.sample]])
+        return np.concatenate(places)
 
     def _refuse_bad(self, unread: int = 0) -> None:
         """Read the verdicts on all batches but the latest `unread`, which may be under way.
@@ -310,6 +319,7 @@ class PassSums:
             block_hashes=tuple(self._seen.block_hashes),
             label_hashes=self._seen.label_hashes,
             rows=self._token_rows.result(),
+            outputs=None if self._outputs is None else self._outputs.result(),
         )
 
 

@@ -37,6 +37,11 @@ class Sampled:
     def tokens(self) -> int | None:
         return None if self.draw is None else self.draw.tokens
 
+    @property
+    def causal(self) -> bool:
+        """Whether the right answer at a token is the next one."""
+        return self.language is not None and self.language.kind == "causal"
+
     def seen(self, model: nn.Module, taps: list[Tap]) -> tuple[list[Tap], list[str]]:
         """The taps that have the positions tokens are drawn from, and the names of the others.
 
@@ -55,8 +60,8 @@ class Sampled:
         The loss of a token is that of its whole sequence, summed: it reaches all that is predicted
         from the token, and neither how many tokens are drawn nor the sequence's length scales it.
         """
-        causal = self.language is not None and self.language.kind == "causal"
-        return Objective(target, beta, logits, summed=self.draw is not None, shifted=causal)
+        whole = self.draw is not None
+        return Objective(target, beta, logits, summed=whole, shifted=self.causal)
 
 
 def sampled(

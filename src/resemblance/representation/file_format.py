@@ -17,6 +17,7 @@ from .._whole_numbers import is_whole
 from ..errors import FormatError, LayerError, nearest
 from . import container, schema
 from .layer import KINDS, Blocks, Buckets, Layer, Products, Recorded, Sketch, Sums, Whole
+from .outputs import Outputs
 from .provenance import DataInfo, Made, ModelInfo
 from .representation import Representation, TokenRows
 from .settings import Settings
@@ -40,6 +41,8 @@ def save(rep: Representation, path: str | os.PathLike[str]) -> Path:
         tensors |= {
             f"rows.{field.name}": getattr(rep.rows, field.name) for field in fields(rep.rows)
         }
+    if rep.outputs is not None:
+        tensors |= {f"outputs.{name}": x for name, x in rep.outputs.tensors().items()}
     header = {
         "settings": asdict(rep.settings),
         "samples": rep.samples,
@@ -47,6 +50,7 @@ def save(rep: Representation, path: str | os.PathLike[str]) -> Path:
         "data": asdict(rep.data),
         "made": asdict(rep.made),
         **{name: getattr(rep, name) for name in _OF_BLOCKS},
+        "classes": None if rep.outputs is None else rep.outputs.classes,
         "layers": [
             {name: getattr(layer, name) for name in _OF_LAYER} | {"moments": _moments(layer)}
             for layer in rep.layers
@@ -71,7 +75,7 @@ def load(
         except FormatError as error:
             raise _invalid(path, header, error) from error
         chosen.extend(_positions(header, layers))
-        return ["", "rows", *map(str, chosen)]
+        return ["", "rows", "outputs", *map(str, chosen)]
 
     header, tensors = container.read(path, groups)
     try:
@@ -89,6 +93,7 @@ def load(
         data=_known(DataInfo, data),
         made=_known(Made, header["made"]),
         rows=_rows(tensors),
+        outputs=_outputs(header.get("classes"), tensors),
         **{key: None if value is None else tuple(value) for key, value in blocks.items()},  # type: ignore[arg-type]
     )
 
@@ -96,6 +101,12 @@ def load(
 def _rows(tensors: Tensors) -> TokenRows | None:
     found = [tensors.get(f"rows.{field.name}") for field in fields(TokenRows)]
     return None if found[0] is None or found[1] is None else TokenRows(found[0], found[1])
+
+
+def _outputs(classes: int | None, tensors: Tensors) -> Outputs | None:
+    start = "outputs."
+    found = {key.removeprefix(start): x for key, x in tensors.items() if key.startswith(start)}
+    return None if classes is None else Outputs(classes, **found)
 
 
 def _positions(header: Mapping[str, Any], layers: Sequence[str | int] | None) -> list[int]:

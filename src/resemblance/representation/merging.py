@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._ops.count_sketch import bucket_kernel
 from ..errors import MismatchError
+from . import outputs
 from .as_given import Given, recordings
 from .layer import Blocks, Buckets, Layer, Products, Recorded, Sketch, Sums
 from .representation import Representation, TokenRows
@@ -57,6 +58,7 @@ def merge(parts: Iterable[Given], *, keep_sums: bool = False) -> Representation:
         block_hashes=_in_order([part.block_hashes for part in shards], order),
         label_hashes=_in_order([part.label_hashes for part in shards], order),
         rows=_rows([part.rows for part in shards], order),
+        outputs=outputs.joined([part.outputs for part in shards], _order_of_rows(sizes, order)),
     )
     return whole if keep_sums or not whole.complete else whole.without_sums()
 
@@ -94,6 +96,12 @@ def _in_order(
 ) -> tuple[str, ...] | None:
     known = [one for part in hashes if part is not None for one in part]
     return None if any(part is None for part in hashes) else tuple(known[i] for i in order)
+
+
+def _order_of_rows(sizes: Sequence[int], order: Sequence[int]) -> Tensor:
+    """The rows of blocks one after the other, in another order of blocks."""
+    blocks = torch.arange(sum(sizes)).split(list(sizes))
+    return torch.cat([blocks[i] for i in order]) if blocks else torch.arange(0)
 
 
 def _rows(parts: Sequence[TokenRows | None], order: Sequence[int]) -> TokenRows | None:

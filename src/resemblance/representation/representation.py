@@ -19,6 +19,7 @@ from .._by_content import by_content
 from .._whole_numbers import is_whole
 from ..errors import LayerError, nearest
 from .layer import Layer
+from .outputs import Outputs
 from .provenance import DataInfo, Made, ModelInfo
 from .settings import Settings
 
@@ -57,6 +58,7 @@ class Representation:
     block_hashes: tuple[str, ...] | None = None  # of each block's samples, in order
     label_hashes: tuple[str, ...] | None = None  # of their labels, in order
     rows: TokenRows | None = None  # where samples are tokens
+    outputs: Outputs | None = None  # what it predicted for the samples of its blocks
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -122,6 +124,10 @@ class Representation:
     def without_sums(self) -> Representation:
         """The same without its accumulators: all that comparison needs."""
         return replace(self, layers=tuple(layer.without_sums() for layer in self.layers))
+
+    def without_outputs(self) -> Representation:
+        """The same without what the network predicted."""
+        return replace(self, outputs=None)
 
     def renamed(self, name: str) -> Representation:
         """The same under another model name."""

@@ -1,8 +1,8 @@
 """What a file must hold to be read: every key of its header, every tensor's dtype and shape.
 
 A checksum says that a file is as it was written, this that a Representation can be made of it. Keys
-and tensors that a later version may add are passed over where that is safe: in what says where
-things came from, and under the name set apart for outputs. Nowhere else.
+that a later version may add are passed over where that is safe: in what says where things came
+from. Nowhere else.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from torch import Tensor
 from ..errors import FormatError
 from .container import DTYPES
 from .layer import KINDS, NORMS_KEPT
-
-LATER = ("outputs",)  # groups of tensors that this version passes over
+from .outputs import ALL_UP_TO, GROUPS, TOP
 
 
 class Rule(NamedTuple):
@@ -99,6 +98,7 @@ _TOP = {
     "block_numbers": list_of(COUNT),
     "block_hashes": optional(or_null(list_of(HASH))),
     "label_hashes": optional(or_null(list_of(HASH))),
+    "classes": optional(or_null(Rule("a whole number from 2 up", lambda x: _whole(x, 2)))),
     "layers": list_of(MAPPING, 1),
 }
 _SETTINGS = {
@@ -257,7 +257,8 @@ def check_part(
 
 def check_groups(header: Mapping[str, Any], present: Collection[str]) -> None:
     """An error if a file has groups of tensors that belong to no layer, nor to a later version."""
-    known = [*map(str, range(len(header["layers"]))), *LATER, ""]
+    known = [*map(str, range(len(header["layers"]))), ""]
+    known += ["outputs"] if header.get("classes") is not None else []
     known += ["rows"] if header["settings"].get("unit") == "token" else []
     _refuse_unknown("groups of tensors", set(present).difference(known))
 
@@ -284,6 +285,9 @@ def check_tensors(
     known |= _check(tensors, forms)
     if any(key == "sketch_signs" or key.endswith(".sketch.table") for key in tensors):
         known |= _check(tensors, {"sketch_signs": Form(torch.float32, (128,))})
+    if header.get("classes") is not None:
+        known |= _check(tensors, _of_outputs(header, tensors))
+        _check_outputs(header, tensors)
     if any(key.startswith("rows.") for key in tensors):
         form = Form(torch.int64, (len(header["block_sizes"]), settings["block"]))
         known |= _check(tensors, {"rows.sequence": form, "rows.position": form})
@@ -364,6 +368,38 @@ def _check_padding(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
                 )
 
 
+def _of_outputs(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Form]:
+    """The tensors of what was predicted."""
+    rows, classes = sum(header["block_sizes"]), header["classes"]
+    out: dict[str, Form] = {}
+    if classes <= ALL_UP_TO:
+        out["every"] = Form(torch.float32, (rows, classes))
+    else:
+        out["top"] = Form(torch.int64, (rows, TOP))
+        out["top_log_p"] = Form(torch.float32, (rows, TOP))
+        out["groups"] = Form(torch.float32, (rows, GROUPS))
+        if "outputs.others" in tensors or "outputs.others_log_p" in tensors:
+            out["others"], out["others_log_p"] = out["top"], out["top_log_p"]
+    if "outputs.labels" in tensors:
+        out["labels"] = Form(torch.int64, (rows,))
+    return {f"outputs.{name}": form for name, form in out.items()}
+
+
+def _check_outputs(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Classes that there are, and logarithms of probabilities that add up to one."""
+    for name, least in (("top", 0), ("others", 0), ("labels", -1)):
+        x = tensors.get(f"outputs.{name}")
+        if x is not None and bool(((x < least) | (x >= header["classes"])).any()):
+            raise FormatError(f"tensor outputs.{name} must hold classes, found other numbers")
+    for name in ("every", "groups"):
+        x = tensors.get(f"outputs.{name}")
+        if x is not None and bool((x.double().exp().sum(1) - 1).abs().gt(1e-3).any()):
+            raise FormatError(f"tensor outputs.{name} must hold probabilities, found others")
+    top = tensors.get("outputs.top_log_p")
+    if top is not None and bool((top[:, 1:] > top[:, :-1]).any()):
+        raise FormatError("tensor outputs.top_log_p must fall from the likeliest on")
+
+
 def _check_rows(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Places of tokens in the data, and -1 beyond the size of a block."""
     sizes = torch.tensor(header["block_sizes"], dtype=torch.int64)[:, None]
@@ -396,6 +432,8 @@ def _sensible(name: str, x: Tensor) -> bool:
         return not bool(((x[:, 2] == 0x80) & (x[:, 1] == 0) & (x[:, 0] == 0)).any())
     if not x.is_floating_point():
         return True
+    if name.startswith("outputs."):  # logarithms, -inf of nothing
+        return not bool((x.isnan() | (x > 1e-3)).any())
     if name.endswith(".norms"):
         return not bool((x.isinf() | (x < 0)).any())
     squares = name.endswith(".diagonal")

@@ -23,10 +23,13 @@ from ..representation.schema import COUNT, TABLE, TEXT, YES_NO, Rule, list_of, o
 from .combinations import ESTIMATORS, INDICES, KERNELS, Estimator, Index, Kernel
 from .error_bars import student_t
 from .layer_matching import RULES, Known, MatchedBy, Matching, align, match
+from .same_predictions import Behaviour
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+    from .parting_layer import Parting
 
 _MANY = 1000.0  # degrees of freedom: nearly normal
 _LATER = ("df", "replicates", "n_eff", "effective_blocks")  # not in files of 0.1
@@ -51,6 +54,7 @@ _RULES = {  # of a file
     "matched_by": schema.optional(one_of(*RULES)),  # nor were these
     "matched": schema.optional(list_of(or_null(COUNT))),
     "tokens": schema.optional(or_null(schema.ONE)),
+    "behaviour": schema.optional(or_null(schema.MAPPING)),
 }
 
 
@@ -106,6 +110,7 @@ class Comparison:
     matched: tuple[int | None, ...] = None  # type: ignore[assignment]  # of each row, the column of
     # its counterpart; None: it has none
     tokens: int | None = None  # of each sequence, where these are the samples
+    behaviour: Behaviour | None = None  # how differently the networks predict; None if not known
 
     def __post_init__(self) -> None:
         if self.matched_by is None or self.matched is None:
@@ -208,6 +213,27 @@ class Comparison:
         value, error = mean_over_layers(self.by_layer()[0], self.replicates)
         return float(value), float(error)
 
+    def parting(self, *, least: float | None = None) -> Parting:
+        """Where the two networks part: the first layer at which scores fall beyond doubt.
+
+        Features are read from the input on, where both agree. Gradients flow backwards through
+        whatever differs, so they are read from the output back. Every fall from a layer to the next
+        that has a score, the first one from 1, is tested with the jackknife of the difference;
+        the chance of any false finding among all layers is 5 %. The result has the `layer`, the
+        size of its `fall` with an interval, all that was `tested`, and a `sentence`.
+
+        Args:
+            least: falls that are no larger do not count. None takes 1e-4 for features and 1e-2 for
+                gradients, above what 16-bit arithmetic leaves of a network and itself, and a
+                ten-thousandth of that after layers that are exactly alike.
+
+        Other kernels mix both directions and are refused, as are comparisons of different samples
+        and those of files that do not hold what is left out. See `parting_layer`.
+        """
+        from .parting_layer import parting
+
+        return parting(self, least)
+
     def carried_by(self) -> str | None:
         """On how many samples, and blocks of them, scores rest, in words; None if not known."""
         at = rows, columns = self.counterparts()
@@ -225,6 +251,8 @@ class Comparison:
 
     def summary(self) -> str:
         """The comparison in a few plain sentences."""
+        from .parting_layer import if_found
+
         value, error, chance = self.by_layer()
         lines = [f"{shown(self.models[0])} and {shown(self.models[1])}: {self.heading}."]
         if np.isnan(value).all():
@@ -247,6 +275,10 @@ class Comparison:
                     f"{(value > chance[1]).sum()} of {len(there)} layers lie above the 95 % level "
                     "of chance."
                 )
+            if found := if_found(self):
+                lines.append(found.sentence)
+        if self.behaviour is not None and self.models[0] != self.models[1]:
+            lines.append(self.behaviour.summary())
         for model, names in zip(self.models, self.without_counterpart(), strict=True):
             if names:
                 lines.append(f"Without a counterpart, of {shown(model)}: {_listed(names)}.")
@@ -255,8 +287,12 @@ class Comparison:
         return "\n".join([*lines, *(f"Note: {note}." for note in self.notes)])
 
     def plot(self) -> Figure:
-        """A map of all pairs of layers beside a layer-by-layer curve with error bars."""
+        """A map of all pairs of layers beside a layer-by-layer curve with error bars.
+
+        A ring marks where the networks part, if they are seen to.
+        """
         from ..views import figures as plot
+        from .parting_layer import if_found
 
         rows, columns = len(self.rows), len(self.columns)
         wide, tall = min(12.0, 0.5 * columns + 2.5), min(12.0, max(4.2, 0.42 * rows + 1.8))
@@ -266,10 +302,12 @@ class Comparison:
         figure.colorbar(image, ax=left, shrink=0.8, pad=0.02)
         left.set(xlabel=plot.literal(self.models[1]), ylabel=plot.literal(self.models[0]))
         value, error, chance = self.by_layer()
-        plot.curve(right, value, error, self.rows, chance=chance)
+        found = if_found(self)
+        mark = found.position if found else None
+        plot.curve(right, value, error, self.rows, chance=chance, mark=mark)
         right.set_ylim(min(0.0, float(np.nanmin(value, initial=0.0))), 1.03)
         right.set_title(f"layers matched by {self.matched_by}", fontsize=9, loc="left")
-        if chance is not None:
+        if chance is not None or mark is not None:
             right.legend(frameon=False, fontsize=8)
         figure.suptitle(self.heading, fontsize=10)
         return figure
@@ -307,7 +345,9 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings; NaN becomes None."""
-        return {name: plain(value) for name, value in asdict(self).items()}
+        found = {name: plain(value) for name, value in asdict(self).items() if name != "behaviour"}
+        predicted = None if self.behaviour is None else self.behaviour.to_dict()
+        return {**found, "behaviour": predicted}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the comparison as JSON; `Comparison.load` reads it."""
@@ -337,6 +377,8 @@ class Comparison:
                 _check_matched(content["matched"], *shape)
                 values |= {"matched_by": content["matched_by"], "matched": content["matched"]}
             values["tokens"] = content.get("tokens")
+            predicted = content.get("behaviour")
+            values["behaviour"] = None if predicted is None else Behaviour.of(predicted)
             for key in ("models", "rows", "columns", "samples", "notes", "matched"):
                 values[key] = None if values.get(key) is None else tuple(values[key])
         except (FormatError, OSError, ValueError, TypeError, RecursionError) as error:

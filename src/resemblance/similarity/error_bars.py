@@ -8,6 +8,7 @@ itself uncertain, and the interval wider.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -92,4 +93,24 @@ def student_t(level: float, df: np.ndarray) -> np.ndarray:
             density = np.cos(angle) ** (df[at] - 1)
             upto = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
             out[at] = df[at] ** 0.5 * np.tan(np.interp(level * upto[-1], upto, angle))
+    return out
+
+
+def student_tail(t: np.ndarray, df: np.ndarray) -> np.ndarray:
+    """The share of Student's t distribution that lies above t, to four digits of it.
+
+    The same integral as in `student_t`, from tan φ = t / √df on, over that from 0 in closed form.
+
+    >>> [round(float(p), 4) for p in student_tail(np.array([0.0, 2.228, -1.0]), np.full(3, 10.0))]
+    [0.5, 0.025, 0.8296]
+    """
+    out = np.full(np.shape(t), np.nan)
+    for at in np.ndindex(out.shape):
+        if np.isfinite(df[at]) and not np.isnan(t[at]):
+            angle = np.linspace(np.arctan(abs(t[at]) / df[at] ** 0.5), np.pi / 2, 4_001)
+            density = np.clip(np.cos(angle), 0.0, None) ** (df[at] - 1)
+            above = (density[1:] + density[:-1]).sum() / 2 * (angle[1] - angle[0])
+            half = math.exp(math.lgamma(df[at] / 2) - math.lgamma((df[at] + 1) / 2))
+            share = above / (math.pi**0.5 * half)
+            out[at] = share if t[at] > 0 else 1 - share
     return out

@@ -33,6 +33,8 @@ from .combinations import Estimator, Index, Kernel, Question
 from .comparison import Comparison
 from .estimate import Estimate
 from .layer_matching import known, match
+from .same_predictions import behaviour
+from .same_predictions import obstacle as no_outputs
 from .whole_estimates import Pairing
 
 _UNPAIRED = (
@@ -164,6 +166,7 @@ def compare(
         n_eff=None if found.n_eff is None else (found.n_eff[0], found.n_eff[1]),
         effective_blocks=found.effective_blocks,
         tokens=a.settings.tokens_of_each,
+        behaviour=behaviour(a, b) if no_outputs(a, b) is None else None,
         matched_by=matching.by,
         matched=matching.columns,
     )

@@ -79,6 +79,7 @@ def curve(
     *,
     label: str | None = None,
     chance: np.ndarray | None = None,  # mean and 95 % quantile, (2, layers)
+    mark: int | None = None,  # the layer where networks part
 ) -> None:
     """A line over layers with bars of two standard errors, above a shaded chance level."""
     x = np.arange(len(values))
@@ -87,6 +88,9 @@ def curve(
     axes.errorbar(x, values, yerr=2 * np.nan_to_num(stderr), fmt="o-", ms=4, capsize=2, label=label)
     if chance is not None:
         axes.fill_between(x, chance[0], chance[1], color="0.8", lw=0, label="chance (mean to 95 %)")
+    if mark is not None:
+        ring = axes.plot([mark], [values[mark]], "o", ms=11, mfc="none", mec="C3")
+        ring[0].set_label("where they part")
     _name(axes.xaxis, names, 24, rotation=90)
     axes.grid(axis="y", color="0.9", lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,146 @@
+"""What a network predicts, kept while a pass runs: a bounded summary of each row of its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._data.batches import labels_of, size
+from .._data.drawn_tokens import token_ids
+from .._data.sources import Batch
+from .._model.losses import FindLogits, are_probabilities, by_position, find_logits
+from .._model.model_pass import ModelPass
+from .._model.not_logits import objection
+from .._model.picked_tokens import Rows
+from ..errors import TargetError
+from ..representation.outputs import ALL_UP_TO, GROUPS, TOP, Outputs, group_of, joined
+from ..representation.representation import Representation
+
+_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}  # logits that are widened to float32 at a time
+
+
+class KeptOutputs:
+    """Summaries of logits: `see` those of a batch, `end` it, and take the `result`."""
+
+    def __init__(self, base: Representation | None = None, *, causal: bool = False) -> None:
+        self._causal = causal  # the right class of a token is the next one
+        self._base = base.outputs if base is not None else None
+        self._base_places = _places(base)  # whose likely classes are noted as well
+        self._parts: list[tuple[np.ndarray, Outputs]] = []
+        self._seen: Tensor | None = None
+        self._groups: dict[torch.device, Tensor] = {}
+
+    def see(self, logits: Tensor | None) -> None:  # (rows, classes)
+        """The logits of every row of the present batch; None where they are not to be kept."""
+        self._seen = logits
+
+    def end(self, batch: Batch, rows: Rows, which: np.ndarray, places: np.ndarray) -> None:
+        """Keep the rows `which` of the batch, which lie at these places of the order."""
+        logits, self._seen = self._seen, None
+        if logits is None or not len(which):
+            return
+        some = logits[torch.from_numpy(which).to(logits.device)]
+        labels = right_classes(batch, causal=self._causal)
+        if labels is not None:
+            at = rows.sample[which] if labels.ndim == 1 else (rows.sample[which], rows.token[which])
+            labels = labels[at]
+            labels = torch.where(labels < some.shape[-1], labels, -1)  # others are no class of it
+        others = self._asked_for(places, some.device)
+        self._parts.append((places, self._summary(some, labels, others)))
+
+    def _asked_for(self, places: np.ndarray, device: torch.device) -> Tensor | None:
+        """The classes that the base had at its top, in the rows at these places."""
+        if self._base is None or self._base.top is None or self._base_places is None:
+            return None
+        at = np.searchsorted(self._base_places, places).clip(max=len(self._base_places) - 1)
+        if not np.array_equal(self._base_places[at], places):
+            return None
+        return self._base.top[torch.from_numpy(at)].to(device)
+
+    def _summary(self, z: Tensor, labels: Tensor | None, others: Tensor | None) -> Outputs:
+        step = max(1, _AT_ONCE.get(z.device.type, _AT_ONCE["cpu"]) // z.shape[-1])
+        kept: list[dict[str, Tensor]] = []
+        for i, some in enumerate(z.split(step)):
+            log_p = F.log_softmax(some.float(), -1)
+            if z.shape[-1] <= ALL_UP_TO:
+                kept.append({"every": log_p})
+                continue
+            top_log_p, top = log_p.topk(TOP)
+            groups = log_p.new_zeros(len(some), GROUPS).index_add_(
+                1, self._group_of(z), log_p.exp()
+            )
+            one = {"top": top, "top_log_p": top_log_p, "groups": groups.log()}
+            if others is not None:
+                asked = others[i * step : i * step + len(some)]
+                one |= {"others": asked, "others_log_p": log_p.gather(1, asked)}
+            kept.append(one)
+        found = {name: torch.cat([one[name] for one in kept]).cpu() for name in kept[0]}
+        return Outputs(z.shape[-1], **found, labels=labels)
+
+    def _group_of(self, z: Tensor) -> Tensor:
+        if z.device not in self._groups:
+            self._groups[z.device] = group_of(z.shape[-1]).to(z.device)
+        return self._groups[z.device]
+
+    def result(self) -> Outputs | None:
+        """Of all rows that were kept, in their order; None if none were."""
+        if not self._parts:
+            return None
+        places = np.concatenate([at for at, _ in self._parts])
+        return joined([part for _, part in self._parts], torch.from_numpy(np.argsort(places)))
+
+
+def logits_of(run: ModelPass, logits: FindLogits | None) -> Callable[[Any], Tensor] | None:
+    """How to find one prediction for each row in a model's outputs; None where there is none."""
+    find = logits or find_logits
+    try:
+        z = by_position(find(run.outputs))
+    except TargetError:
+        return None
+    drawn, trial = run.trial.drawn, run.trial.samples
+    if z.shape[:2] != (size(trial), 1 if drawn is None else drawn.length) or z.is_complex():
+        return None
+    if logits is None and objection(run.model, trial, find(run.outputs), run.calls) is not None:
+        return None
+    return None if are_probabilities(z) else lambda outputs: by_position(find(outputs))
+
+
+def _places(rep: Representation | None) -> np.ndarray | None:
+    """Where in the order the rows of a recording's blocks lie; None if some were skipped."""
+    if rep is None or rep.outputs is None or rep.data.skipped:
+        return None
+    starts = (number * rep.settings.block for number in rep.block_numbers)
+    both = zip(starts, rep.block_sizes, strict=True)
+    return np.concatenate([start + np.arange(size) for start, size in both])
+
+
+def right_classes(batch: Batch, *, causal: bool) -> Tensor | None:  # (n,) or (n, tokens)
+    """The class that is right for each sample, or token, -1 where that is not known; or None.
+
+    Of a causal model it is the token that comes next in the text.
+    """
+    if batch.drawn is not None:
+        return _next_tokens(batch) if causal else None
+    labels: Any = labels_of(batch.samples)
+    try:
+        found = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    if found.is_floating_point() or found.ndim != 1 or len(found) != len(batch.indices):
+        return None
+    found = found.cpu().long()
+    return torch.where(found >= 0, found, -1)
+
+
+def _next_tokens(batch: Batch) -> Tensor:
+    assert batch.drawn is not None
+    _, ids = token_ids(batch.samples)
+    mask = batch.samples.get("attention_mask") if isinstance(batch.samples, dict) else None
+    real = np.ones_like(ids) if mask is None else np.asarray(torch.as_tensor(mask).cpu())
+    after = np.pad(np.where(real != 0, ids, -1)[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
+    return torch.from_numpy(np.take_along_axis(after, batch.drawn.positions, 1)).long()
