@@ -99,13 +99,16 @@ def logits_of(run: ModelPass, logits: FindLogits | None) -> Callable[[Any], Tens
     """How to find one prediction for each row in a model's outputs; None where there is none."""
     find = logits or find_logits
     try:
-        z = by_position(find(run.outputs))
+        found = find(run.outputs)
+        z = by_position(found) if isinstance(found, Tensor) else None
     except TargetError:
+        return None
+    if z is None:  # the objective says what is wrong with it
         return None
     drawn, trial = run.trial.drawn, run.trial.samples
     if z.shape[:2] != (size(trial), 1 if drawn is None else drawn.length) or z.is_complex():
         return None
-    if logits is None and objection(run.model, trial, find(run.outputs), run.calls) is not None:
+    if logits is None and objection(run.model, trial, found, run.calls) is not None:
         return None
     return None if are_probabilities(z) else lambda outputs: by_position(find(outputs))
 
