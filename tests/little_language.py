@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
+
+from optional_libraries import usable_torchvision
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",
@@ -14,26 +14,6 @@ SENTENCES = [
     "Nothing is downloaded, and nothing is left behind.",
 ]
 TEXTS = [f"{SENTENCES[i % 5]} {SENTENCES[(i * i + 1) % 5][: 5 + i]}" for i in range(40)]
-
-
-def usable_torchvision() -> None:
-    """Make torchvision importable, which transformers needs, also where its operators do not load.
-
-    Where it is not installed, nothing needs it.
-    """
-    try:
-        import torchvision
-    except ModuleNotFoundError:
-        return
-    except RuntimeError:
-        for name in [name for name in sys.modules if name.startswith("torchvision")]:
-            del sys.modules[name]
-        library = torch.library.Library("torchvision", "DEF")
-        library.define("nms(Tensor dets, Tensor scores, float threshold) -> Tensor")
-        library.define("qnms(Tensor dets, Tensor scores, float threshold) -> Tensor")
-        import torchvision
-
-        torchvision._kept = library  # the operators live as long as this
 
 
 def bare_tokenizer(vocabulary=300, special=("<|end|>",), sentences=SENTENCES):

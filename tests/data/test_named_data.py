@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 import torch
 
+from optional_libraries import needs
 from resemblance._data.named_data import digits, load_data
 from resemblance.errors import DataError, FormatError
-
-
-def needs(package):
-    missing = importlib.util.find_spec(package) is None
-    return pytest.mark.skipif(missing, reason=f"needs {package}, which is not installed")
 
 
 @needs("datasets")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
+from optional_libraries import needs
 from resemblance._data import text_files
 from resemblance._data.text_files import texts_in, texts_of
 from resemblance.errors import DataError, FormatError
 
-needs_arrow = pytest.mark.skipif(
-    importlib.util.find_spec("pyarrow") is None, reason="needs pyarrow, which is not installed"
-)
+needs_arrow = needs("pyarrow")
 ROWS = [{"id": str(i), "text": f"text {i}\nof two lines", "n": i} for i in range(5)]
 EXPECTED = [row["text"] for row in ROWS]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ import resemblance as rs
 import stored
 from model_states import assert_unchanged, snapshot
 from models.families import usable_torchvision
+from optional_libraries import needs
 from resemblance._model.altered_layers import (
     has_matrices,
     inside_altered,
@@ -36,11 +36,6 @@ pytestmark = [
 
 def mlp(seed=0):
     return networks.seeded(networks.MLP, width=64, inputs=64, classes=8, seed=seed)
-
-
-def needs(package):
-    missing = importlib.util.find_spec(package) is None
-    return pytest.mark.skipif(missing, reason=f"needs {package}, which is not installed")
 
 
 # -- reparametrised and pruned ---------------------------------------------------------------------

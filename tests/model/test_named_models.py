@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,29 +11,17 @@ import torch
 from torch import nn
 
 import resemblance as rs
+from optional_libraries import needs, usable_torchvision
 from resemblance._model.named_models import load_model, load_weights
 from resemblance.errors import DataError, FormatError
-
-
-def needs(package):
-    missing = importlib.util.find_spec(package) is None
-    return pytest.mark.skipif(missing, reason=f"needs {package}, which is not installed")
 
 
 @pytest.fixture
 def torchvision():
     """torchvision, also where its compiled operators do not load."""
-    try:
-        import torchvision
-    except RuntimeError:
-        for name in [name for name in sys.modules if name.startswith("torchvision")]:
-            del sys.modules[name]
-        library = torch.library.Library("torchvision", "DEF")
-        library.define("nms(Tensor dets, Tensor scores, float threshold) -> Tensor")
-        library.define("qnms(Tensor dets, Tensor scores, float threshold) -> Tensor")
-        import torchvision
+    usable_torchvision()
+    import torchvision
 
-        torchvision._kept = library  # the operators live as long as this
     return torchvision
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 import torch
 from torch import nn
@@ -18,6 +16,7 @@ import resemblance as rs
 import stored
 from model_states import assert_unchanged, snapshot
 from models.families import usable_torchvision
+from optional_libraries import needs
 from resemblance.errors import LayerError
 
 OPTIONS = {"data_id": "x", "progress": False, "pool": "mean", "batch_size": 40}
@@ -116,11 +115,6 @@ def resnet():
     import timm
 
     return timm.create_model("resnet10t", num_classes=5)
-
-
-def needs(package):
-    missing = importlib.util.find_spec(package) is None
-    return pytest.mark.skipif(missing, reason=f"needs {package}, which is not installed")
 
 
 INNER = ["blocks.*.first"]

@@ -8,7 +8,6 @@ sizes given here. `recorded` runs one through `record` with its defaults.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 import resemblance as rs
+from optional_libraries import usable_torchvision
 
 SAMPLES = 8
 TOKENS, LETTERS = 10, 60  # in a sequence, in a vocabulary
@@ -33,21 +33,6 @@ class Family:
 
     def __str__(self) -> str:
         return self.name
-
-
-def usable_torchvision() -> None:
-    """Make torchvision importable, which timm needs, also where its operators do not load."""
-    try:
-        import torchvision
-    except RuntimeError:
-        for name in [name for name in sys.modules if name.startswith("torchvision")]:
-            del sys.modules[name]
-        library = torch.library.Library("torchvision", "DEF")
-        library.define("nms(Tensor dets, Tensor scores, float threshold) -> Tensor")
-        library.define("qnms(Tensor dets, Tensor scores, float threshold) -> Tensor")
-        import torchvision
-
-        torchvision._kept = library  # the operators live as long as this
 
 
 def data(kind: str | int) -> Any:

@@ -10,6 +10,8 @@ from pathlib import Path
 import families
 import pytest
 
+from optional_libraries import needs
+
 ROOT = Path(__file__).parents[2]
 MADE = ROOT / "docs/models.md"
 FEW = {"resnet18", "convnext_atto", "swin_tiny_patch4_window7_224", "llama", "t5", "clip"}
@@ -22,11 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*fills in masked tokens"),  # no tokenizer comes with it
 ]
-
-
-def needs(package):
-    missing = importlib.util.find_spec(package) is None
-    return pytest.mark.skipif(missing, reason=f"needs {package}, which is not installed")
 
 
 def listed(found, package):

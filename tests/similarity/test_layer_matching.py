@@ -6,7 +6,6 @@ import copy
 import importlib.util
 import json
 import pickle
-import sys
 import warnings
 from collections import OrderedDict
 from dataclasses import replace
@@ -20,6 +19,7 @@ from torch import nn
 
 import networks
 import resemblance as rs
+from optional_libraries import usable_torchvision
 from resemblance.similarity import layer_matching
 from resemblance.similarity.comparison import Comparison
 from resemblance.similarity.layer_matching import Known, Matching, by_name, in_all, match
@@ -208,19 +208,7 @@ def transformers():
     """transformers, also where the compiled operators of torchvision, which it loads, do not."""
     if importlib.util.find_spec("transformers") is None:
         pytest.skip("needs transformers, which is not installed")
-    try:
-        import torchvision
-    except ImportError:
-        pass
-    except RuntimeError:
-        for name in [name for name in sys.modules if name.startswith("torchvision")]:
-            del sys.modules[name]
-        library = torch.library.Library("torchvision", "DEF")
-        library.define("nms(Tensor dets, Tensor scores, float threshold) -> Tensor")
-        library.define("qnms(Tensor dets, Tensor scores, float threshold) -> Tensor")
-        import torchvision
-
-        torchvision._kept = library  # the operators live as long as this
+    usable_torchvision()
     return importlib.import_module("transformers")
 
 
