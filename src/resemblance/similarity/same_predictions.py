@@ -8,9 +8,9 @@ the classes that both files know, which lie below the true ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -134,24 +134,10 @@ def behaviour(a: Given, b: Given) -> Behaviour:
     assert one is not None
     assert two is not None
     p, q = one.prediction, two.prediction
-    differ = (p != q).double()
     kl, js, exact = _divergences(one, two)
-    clusters = _clusters(a)
     labels = one.labels if one.labels is not None else two.labels
-    means = torch.stack([differ, js, kl], 1)  # (rows, 3)
-
-    def of(rows: Tensor) -> list[float]:
-        counts = torch.zeros(2, one.classes, dtype=torch.float64)
-        for count, found in zip(counts, (p[rows], q[rows]), strict=True):
-            count += torch.bincount(found, minlength=one.classes)
-        n = max(1, len(found))
-        by_chance = float((counts[0] * counts[1]).sum()) / n**2
-        values = means[rows].mean(0).tolist()
-        kappa = (1 - values[0] - by_chance) / (1 - by_chance) if by_chance < 1 else 1.0
-        return [*values, kappa, _shared(p[rows], q[rows], labels, rows)]
-
-    value, error = _with_errors(of, clusters)
     known = labels is not None and bool((labels >= 0).any())
+    value, error = _with_errors(_sums(p, q, js, kl, labels, _parts(a)))
     numbers: dict[str, Any] = {}
     for name, x, e in zip(_NAMES, value, error, strict=True):
         there = known or name != "shared_errors"
@@ -185,35 +171,61 @@ def obstacle(a: Representation, b: Representation) -> str | None:
     return no_blocks(a, b)
 
 
-def _with_errors(
-    of: Callable[[Tensor], list[float]], clusters: Tensor
-) -> tuple[list[float], list[float]]:
-    """Numbers of all rows, and their standard errors: a jackknife over groups of clusters."""
-    value = of(torch.arange(len(clusters)))
-    count = int(clusters.max()) + 1
-    parts = clusters * min(_PARTS, count) // count
-    left_out = [of((parts != i).nonzero()[:, 0]) for i in range(int(parts.max()) + 1)]
-    if len(left_out) < 2:
+class _Sums(NamedTuple):
+    """What the numbers are made of, added up over the rows of a part, or of all."""
+
+    rows: Tensor  # (...,)
+    means: Tensor  # (..., 3): Σ of whether they differ, of js and of kl
+    first: Tensor  # (..., k): how often each class is predicted, by the one and by the other
+    second: Tensor
+    wrong: Tensor  # (...,): rows that either gets wrong
+    both: Tensor  # (...,): and both in the same way
+
+    def numbers(self) -> Tensor:  # (..., 5), in the order of `_NAMES`
+        means = self.means / self.rows[..., None]
+        chance = (self.first * self.second).sum(-1) / self.rows**2
+        kappa = torch.where(chance < 1, (1 - means[..., 0] - chance) / (1 - chance), 1.0)
+        shared = self.both / self.wrong.clamp_min(1)
+        return torch.cat([means, kappa[..., None], shared[..., None]], -1)
+
+
+def _sums(
+    p: Tensor, q: Tensor, js: Tensor, kl: Tensor, labels: Tensor | None, parts: Tensor
+) -> _Sums:
+    """Over the rows of each part."""
+    count = int(parts.max()) + 1
+    classes, both = torch.unique(torch.cat([p, q]), return_inverse=True)
+    wrong = torch.zeros(len(p), dtype=torch.bool)
+    if labels is not None:
+        wrong = ((p != labels) | (q != labels)) & (labels >= 0)
+    each = torch.stack([p != q, js, kl, torch.ones_like(js), wrong, wrong & (p == q)], 1).double()
+    sums = torch.zeros(count, 6, dtype=torch.float64).index_add_(0, parts, each)
+    predicted = [
+        torch.zeros(count, len(classes), dtype=torch.float64).index_put_(
+            (parts, which), torch.ones((), dtype=torch.float64), accumulate=True
+        )
+        for which in both.split(len(p))
+    ]
+    return _Sums(sums[:, 3], sums[:, :3], predicted[0], predicted[1], sums[:, 4], sums[:, 5])
+
+
+def _with_errors(parts: _Sums) -> tuple[list[float], list[float]]:
+    """Numbers of all rows, and their standard errors: a jackknife over parts."""
+    total = _Sums(*(x.sum(0) for x in parts))
+    value = total.numbers().tolist()
+    if len(parts.rows) < 2:
         return value, [float("nan")] * len(value)
-    return value, error_bars.jackknife(torch.tensor(left_out).double()).tolist()
+    rest = _Sums(*(whole - part for whole, part in zip(total, parts, strict=True)))
+    return value, error_bars.jackknife(rest.numbers()).tolist()
 
 
-def _clusters(rep: Representation) -> Tensor:  # (rows,)
-    """Which sample each row of the blocks is of: a token, of its sequence."""
+def _parts(rep: Representation) -> Tensor:  # (rows,)
+    """The part that each row of the blocks is left out with: a token, with its sequence."""
     tokens, start, out = rep.settings.tokens, 0, []
     for n in rep.block_sizes[::tokens]:
         out += [torch.arange(start, start + n)] * tokens
         start += n
-    return torch.cat(out)
-
-
-def _shared(p: Tensor, q: Tensor, labels: Tensor | None, rows: Tensor) -> float:
-    if labels is None:
-        return float("nan")
-    right = labels[rows]
-    wrong = ((p != right) | (q != right)) & (right >= 0)
-    both = wrong & (p == q)
-    return float(both.sum()) / max(1, int(wrong.sum()))
+    return torch.cat(out) * min(_PARTS, start) // start
 
 
 def _divergences(one: Outputs, two: Outputs) -> tuple[Tensor, Tensor, bool]:  # (rows,), (rows,)
