@@ -107,6 +107,14 @@ def test_losses_of_tokens_are_summed_whatever_their_number():
     assert np.allclose(found, expected, atol=1e-12)
 
 
+def test_a_decoder_has_a_mask_of_its_own():
+    z = Z.reshape(2, 3, 4)
+    masks = (torch.tensor([[1, 1, 0], [1, 0, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]]))
+    batch = {"attention_mask": masks[0], "decoder_attention_mask": masks[1]}
+    expected = reference.at_logits(z.numpy(), 0.5) * masks[1][..., None].numpy()
+    assert np.allclose(gradient(z, batch, summed=True), expected, atol=1e-12)
+
+
 def test_labels_of_a_causal_model_are_the_tokens_that_come_next():
     z, ids = Z.reshape(2, 3, 4), Y.reshape(2, 3)
     leaf = z.clone().requires_grad_()

@@ -191,6 +191,17 @@ def test_a_plain_network_that_predicts_every_token_is_asked_about():
     assert record(net, data, unit="token").samples == 60
 
 
+def test_blocks_of_other_tokens_are_other_blocks():
+    """Networks that take other tokens for special draw others, and are not paired with these."""
+    others = networks.seeded(networks.LittleForCausalLM)
+    others.config.eos_token_id = [2, 3, 7, 8, 9]
+    a, b = record(), record(others)
+    assert a.data.content == b.data.content
+    assert a.block_hashes != b.block_hashes
+    with pytest.raises(MismatchError, match="blocks cannot be compared"):
+        rs.compare(a, b, kernel="features", estimator="blocks")
+
+
 def test_settings_of_units_are_compared():
     with pytest.raises(MismatchError, match="tokens differs: 3"):
         rs.compare(record(), record(tokens=2))
