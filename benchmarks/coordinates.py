@@ -16,7 +16,7 @@ import argparse
 import copy
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,9 +136,9 @@ def recorded(net: nn.Sequential, seed: int) -> Representation:
     )
 
 
-def truth(a: Vectors, b: Vectors) -> dict[str, np.ndarray]:
+def truth(a: Vectors, b: Vectors, layers: Sequence[str] = LAYERS) -> dict[str, np.ndarray]:
     """Decibels, cosine, share of the mean and effective rank of the change: (kinds, layers)."""
-    found = [[_truth(a[name][i], b[name][i], centre=i == 0) for name in LAYERS] for i in (0, 1)]
+    found = [[_truth(a[name][i], b[name][i], centre=i == 0) for name in layers] for i in (0, 1)]
     keys = ("decibels", "cosine", "mean_share", "rank")
     return dict(zip(keys, np.moveaxis(np.array(found), -1, 0), strict=True))
 
@@ -147,9 +147,11 @@ def _truth(x: np.ndarray, y: np.ndarray, *, centre: bool) -> tuple[float, ...]:
     x, y = x.reshape(len(x), -1), y.reshape(len(y), -1)
     moved = x - y
     total = (moved**2).sum()
+    if not total:
+        return np.inf, 1.0, 0.0, 0.0
     decibels = -10 * np.log10(total / (x**2).sum())
     share = len(x) * (moved.mean(0) ** 2).sum() / total
-    kernel = moved @ moved.T
+    kernel = moved @ moved.T if len(moved) < moved.shape[1] else moved.T @ moved
     if centre:
         x, y = x - x.mean(0), y - y.mean(0)
     cosine = (x * y).sum() / np.sqrt((x**2).sum() * (y**2).sum())
@@ -165,20 +167,27 @@ def accuracy(a: nn.Sequential, b: nn.Sequential, sketches: int) -> list[dict[str
         row: dict[str, Any] = {"kind": found[0].kinds[i], "layer": digits.NAMES[LAYERS[j]]}
         row["rank"] = float(true["rank"][i, j])
         for column in ("decibels", "cosine", "mean_share"):
-            error = np.array([x[column][i, j] for x in found]) - true[column][i, j]
-            stated = np.array([x[f"{column}_stderr"][i, j] for x in found])
-            row[column] = {
-                "truth": float(true[column][i, j]),
-                "bias": float(error.mean()),
-                "rmse": float((error**2).mean() ** 0.5),
-                "stderr": float((stated**2).mean() ** 0.5),
-                # estimates hold vectors in float32
-                "covered": float((abs(error) <= 2 * stated + 1e-6).mean()),
-            }
+            row[column] = error_of(column, found, true[column][i, j], (i, j))
         row["shared"] = float(np.mean([x.shared_layers[j] for x in found]))
         row["chance_high"] = float(np.mean([x.chance_high[j] for x in found]))
         rows.append(row)
     return rows
+
+
+def error_of(
+    column: str, found: Sequence[Any], true: np.ndarray | float, at: tuple[int, int]
+) -> dict[str, float]:
+    """Estimates of one number of one layer against the truth."""
+    error = np.array([x[column][at] for x in found]) - true
+    stated = np.array([x[f"{column}_stderr"][at] for x in found])
+    return {
+        "truth": float(np.mean(true)),
+        "bias": float(error.mean()),
+        "rmse": float((error**2).mean() ** 0.5),
+        "stderr": float((stated**2).mean() ** 0.5),
+        # estimates hold vectors in float32
+        "covered": float((abs(error) <= 2 * stated + 1e-6).mean()),
+    }
 
 
 def alarms(pairs: list[tuple[nn.Sequential, nn.Sequential]], sketches: int) -> dict[str, Any]:
@@ -232,7 +241,7 @@ def main() -> None:
         "overall": overall(rows),
         "alarms": {"twins": alarms(twins, 2), "exchanged units": alarms(others, 2)},
         "float32 against": roundings(nets[0]),
-        "rows": _short(rows),
+        "rows": short(rows),
     }
     print(result["overall"], result["alarms"], sep="\n")
     digits.write("coordinates", result)
@@ -255,11 +264,12 @@ def overall(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def _short(value: Any) -> Any:
+def short(value: Any) -> Any:
+    """Numbers of four digits."""
     if isinstance(value, dict):
-        return {key: _short(x) for key, x in value.items()}
+        return {key: short(x) for key, x in value.items()}
     if isinstance(value, list):
-        return [_short(x) for x in value]
+        return [short(x) for x in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 

@@ -12,6 +12,7 @@ are timed in a process that has recorded once; what the first recording costs mo
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import time
@@ -77,6 +78,7 @@ def record(net: nn.Module, ids: Tensor, batch: int) -> rs.Representation:
 def timed(work: Callable[[], Any], device: torch.device) -> tuple[float, float]:
     """Seconds, and GiB at the most on the device."""
     cuda = device.type == "cuda"
+    gc.collect()  # so that neither pays for the other's garbage
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

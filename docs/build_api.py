@@ -9,6 +9,7 @@ import resemblance as rs
 
 ORDER = [
     "record",
+    "stream",
     "record_arrays",
     "Representation",
     "load",
@@ -17,10 +18,14 @@ ORDER = [
     "compare",
     "Comparison",
     "compare_all",
+    "ComparisonMatrix",
+    "trajectory",
+    "Trajectory",
     "coordinates",
     "cka",
     "nbs",
     "report",
+    "check",
     "adaptation",
     "behaviour",
     "fisher_rao",

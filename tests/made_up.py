@@ -8,6 +8,8 @@ import torch
 import resemblance as rs
 from resemblance.similarity import pair_sums
 from resemblance.similarity.comparison import Comparison
+from resemblance.similarity.predictions_of_many import BehaviourOfAll
+from resemblance.similarity.training_course import Course, Trajectory
 
 
 def comparison(scores, **changes):
@@ -63,3 +65,41 @@ def recorded(seed, n, *, name="net", **options):
     f, g = related(seed, n)
     options = {"buckets": 64, "data_id": f"data of {n}", "elementwise": True, **options}
     return rs.record_arrays(f, g, name=name, **options)
+
+
+def course(kernel="features", **changes):
+    """Two layers at three checkpoints: the first settles at once, the second at the end."""
+    scores = np.ones((2, 3, 3))
+    scores[0, 0, 1] = scores[0, 1, 0] = 0.98
+    scores[0, 0, 2] = scores[0, 2, 0] = 0.97
+    scores[0, 1, 2] = scores[0, 2, 1] = 0.99
+    scores[1, 0, 1] = scores[1, 1, 0] = 0.5
+    scores[1, 0, 2] = scores[1, 2, 0] = 0.3
+    scores[1, 1, 2] = scores[1, 2, 1] = 0.6
+    spread = np.random.default_rng(0).normal(size=(16, 2, 3)) * 1e-3
+    values = {
+        "kernel": kernel,
+        "estimator": "blocks",
+        "scores": scores,
+        "stderr": np.full((2, 3, 3), 0.01),
+        "replicates": scores[:, 0] + spread * (np.arange(3) > 0),
+    }
+    return Course(**{**values, **changes})
+
+
+def trajectory(**changes):
+    share = np.array([[0, 0.5, 0.6], [0.5, 0, 0.2], [0.6, 0.2, 0]])
+    names = ("start", "middle", "end")
+    told = BehaviourOfAll(names, (3,) * 3, 50, None, share, share / 10, share, share / 10, False)
+    values = {
+        "models": names,
+        "steps": (0, 10, 200),
+        "layers": ("low", "high"),
+        "matched_by": "name",
+        "samples": 50,
+        "tokens": None,
+        "features": course(),
+        "gradients": course("gradients"),
+        "behaviour": told,
+    }
+    return Trajectory(**{**values, **changes})

@@ -34,13 +34,18 @@ ROOMS = {
     "recording": {"_model", "representation"},
     "similarity": {"representation"},
     "analysis": {"recording", "similarity"},
-    "views": {"analysis"},
-    "demo": {"views"},
-    "cli": {"demo"},
+    "gate": {"similarity"},
+    "sweep": {"recording"},
+    "zoo": {"similarity"},
+    "recommending": {"analysis", "zoo"},
+    "views": {"analysis", "zoo"},
+    "web": {"views", "recommending"},
+    "demo": {"views", "gate", "recommending"},
+    "cli": {"demo", "gate", "sweep", "web"},
 }
 # Who may import what is slow to load and of use to people alone, wherever in a file that is.
 FOR_PEOPLE = {"matplotlib", "rich", "typer", "fastapi"}
-ALLOWED = {"views", "cli", "demo", "_progress_bar"}
+ALLOWED = {"views", "web", "cli", "demo", "_progress_bar"}
 
 
 def reachable(room: str) -> set[str]:

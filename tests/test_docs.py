@@ -15,8 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 MADE = ROOT / "docs/api.md"
+FIGURES = ROOT / "docs/figures"
 SLOW = {"quickstart.md"}
-NOT_IN_SDIST = [ROOT / "reproduction", ROOT / "benchmarks", ROOT / "docs/figures"]
+NOT_IN_SDIST = [ROOT / "reproduction", ROOT / "benchmarks", FIGURES]
 
 
 def blocks(page):
@@ -72,8 +73,69 @@ def test_commands_for_people_exist():
                 assert f"\n  {words[1]} " in help_text
 
 
-def test_the_api_reference_is_up_to_date():
-    spec = importlib.util.spec_from_file_location("build_api", ROOT / "docs/build_api.py")
+def made_by(script):
+    """The module of a script that writes a page."""
+    spec = importlib.util.spec_from_file_location(script, ROOT / f"docs/{script}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert MADE.read_text() == module.page(), "run python docs/build_api.py"
+    return module
+
+
+def test_the_api_reference_is_up_to_date():
+    assert MADE.read_text() == made_by("build_api").page(), "run python docs/build_api.py"
+
+
+def test_the_page_of_copies_says_what_was_measured():
+    if not (ROOT / "benchmarks").exists():
+        pytest.skip("the benchmarks are not in a source package")
+    page = (ROOT / "docs/copies.md").read_text(encoding="utf-8")
+    assert page == made_by("build_copies").page(), "run python docs/build_copies.py"
+
+
+def test_a_conclusion_that_a_result_does_not_bear_out_is_refused():
+    claim = made_by("build_copies").claim
+    assert claim(True, "It passes.") == "It passes."
+    with pytest.raises(SystemExit, match=r"does not bear out: It passes\."):
+        claim(False, "It passes.")
+
+
+def test_every_figure_is_in_the_gallery_below_what_made_it():
+    if not FIGURES.exists():
+        pytest.skip("the figures are not in a source package")
+    gallery = (ROOT / "docs/gallery.md").read_text(encoding="utf-8")
+    sections = gallery.split("\n## ")[1:]
+    for figure in FIGURES.iterdir():
+        (section,) = (one for one in sections if f"](figures/{figure.name})" in one)
+        command = section.split("```console\n")[1].split("```")[0]
+        assert section.index("```console") < section.index(f"figures/{figure.name}")
+        for script in re.findall(r"^python (?:-m )?(\S+)", command, re.M):
+            path = script if script.endswith(".py") else f"{script.replace('.', '/')}.py"
+            assert (ROOT / path).exists(), script
+
+
+def test_the_readme_lists_every_page():
+    listed = (ROOT / "README.md").read_text(encoding="utf-8").split("## Documentation")[1]
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"(docs/{page.name})" in listed, page.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_into_a_page_name_a_place_there(page):
+    for target, place in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith("http"):
+            continue
+        text = ((page.parent / target) if target else page).read_text(encoding="utf-8")
+        headings = re.findall(r"^#+ (.+)$", text, re.M)
+        slugs = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in headings}
+        assert f'<a id="{place}"></a>' in text or place in slugs, f"{target}#{place}"
+
+
+@pytest.mark.parametrize("name", ["accuracy", "kernels", "performance", "reading"])
+@pytest.mark.parametrize("word", ["bucket", "fold", "n_eff"])
+def test_words_of_the_glossary_are_linked_where_a_page_first_uses_them(name, word):
+    text = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    first = re.search(rf"(?i)(?<![\w-]){word}", text)
+    if first:
+        link = text.find(f"(guide.md#{word})")
+        assert -1 < link - first.start() < 40, f"{name}.md uses {word!r} before it says what it is"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ pytest.importorskip("transformers")
 
 from reproduction.language import analysis, behaviour, changes, models, scores, tables, text
 from reproduction.language.clock import Clock, OutOfTime
+from reproduction.language.comparing import Comparing, found_in
 from reproduction.language.networks import Networks, fingerprint
 from reproduction.language.scale import FULL, QUICK
 from reproduction.language.training import MASKED, filling_in, next_byte, train, windows
@@ -47,7 +50,12 @@ def test_the_quick_chain_runs_from_text_to_a_page(tmp_path):
     assert "0 minutes are over" in stopped
     assert "still missing: small/0, small/0/int8" in stopped
 
-    started(*run)
+    trained = started(*run, "--train", "small/1", "masked/0")
+    assert trained.splitlines()[0].startswith("small/1: {'learnt': 'python'")
+    assert {path.stem for path in (out / "facts").glob("*")} == {"small_1", "masked_0"}
+    told = started(*run, "--workers", 1)
+    assert "small/1: {" not in told
+    assert not list(out.glob("comparing*"))
     content = json.loads((out / "language.json").read_text())
     assert content["environment"]["quick"]
     assert content["text"]["python"]["held-out files"] > 0
@@ -67,7 +75,8 @@ def test_the_quick_chain_runs_from_text_to_a_page(tmp_path):
             QUICK.networks[size].layers + 2
         )
     ways = content["sizes"]["masked"]["networks"][0]["scores"]
-    assert set(ways) == {"masked", "not masked"}
+    assert list(ways) == ["masked", "not masked"]
+    assert list(found["twin"]["scores"]) == list(scores.units(QUICK))
 
     before = {path: path.stat().st_mtime_ns for path in out.glob("[fns]*/*")}
     stale = out / "scores" / "small_0_int8.json"
@@ -170,6 +179,19 @@ def test_a_network_is_loaded_as_it_was_saved(networks, bytes_of_text, tmp_path):
         assert fingerprint(again(name)) == fingerprint(made) == networks.facts(name)["weights"]
         ids = torch.arange(20)[None]
         assert torch.equal(again(name)(ids).logits, made(ids).logits)
+
+
+def test_a_network_that_two_processes_need_is_made_once(bytes_of_text, tmp_path, monkeypatch):
+    made = []
+    train_it = Networks._made
+    monkeypatch.setattr(Networks, "_made", lambda self, x: made.append(x) or train_it(self, x))
+    both = [Networks(bytes_of_text, QUICK, tmp_path, torch.device("cpu"), Clock()) for _ in "ab"]
+    with ThreadPoolExecutor(2) as pool:  # locks are of files that were opened apart
+        nets = list(pool.map(lambda networks: networks("small/1"), both))
+    assert made == ["small/1"]
+    assert fingerprint(nets[0]) == fingerprint(nets[1])
+    assert both[0].from_scratch("small") == ["small/0", "small/1", "small/c"]
+    assert both[0].from_scratch("masked") == ["masked/0", "masked/1"]
 
 
 def test_sizes_are_those_that_are_told():
@@ -328,6 +350,28 @@ def test_networks_of_other_depths_are_compared_at_relative_depths():
     assert found[[0, 2, 4]] == pytest.approx([1, 1, 1])
     assert max(found[[1, 3]]) < 0.5
     assert scores.at_depths_of(deep, deep) is deep
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_comparing_in_another_process_says_the_same(workers, tmp_path, capsys):
+    draw = torch.Generator().manual_seed(0)
+    x, y, g = (torch.randn(64, 5, generator=draw) for _ in range(3))
+    base, own = (
+        {way: rs.record_arrays({"h": some}, {"h": g}, data_id="x") for way in ("tokens", "mean")}
+        for some in (x, x + 0.1 * y)
+    )
+    found = {}
+    with Comparing(workers, tmp_path) as comparing:
+        for name, reps in (("s/0", base), ("s/0/int8", own)):
+            comparing.begin(name, "s/0", base, reps, functools.partial(found.__setitem__, name))
+        bare = {way: rs.record_arrays({"h": x}, data_id="x") for way in ("tokens", "mean")}
+        comparing.begin("s/0/ruin", "s/0", base, bare, functools.partial(found.__setitem__, "ruin"))
+        comparing.collect()
+    assert found == {"s/0": found_in(base, base), "s/0/int8": found_in(base, own)}
+    assert list(found["s/0"]["scores"]) == ["tokens", "mean"]
+    assert list(found["s/0"]["concentration"]) == ["tokens"]
+    assert "s/0/ruin is left out: " in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
 
 
 def test_concentration_is_that_of_squared_norms():

@@ -257,6 +257,8 @@ ONE = {
     "compare": lambda given, rep: rs.compare(given, rep),
     "compare, second": lambda given, rep: rs.compare(rep, given),
     "compare_all": lambda given, rep: rs.compare_all([rep, given]),
+    "check": lambda given, rep: rs.check(rep, given, min_db=20),
+    "trajectory": lambda given, rep: rs.trajectory([rep, given]),
     "adaptation": lambda given, rep: rs.adaptation(given),
     "fisher_rao": lambda given, rep: rs.fisher_rao(given),
     "merge": lambda given, rep: rs.merge([given]),
@@ -282,6 +284,7 @@ def test_a_list_or_a_layer_instead_of_one(reader, rep):
 
 SEVERAL = {
     "compare_all": rs.compare_all,
+    "trajectory": rs.trajectory,
     "merge": rs.merge,
     "report": lambda given: rs.report(given, "page.html"),
 }

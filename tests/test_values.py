@@ -29,7 +29,9 @@ def values(seed: int = 0) -> dict[str, object]:
         "Comparison": comparison,
         "Match": comparison.match(),
         "ComparisonMatrix": rs.compare_all([a, b]),
+        "Trajectory": rs.trajectory([a, b]),
         "Coordinates": rs.coordinates(a, b),
+        "Verdict": rs.check(a, b, max_disagreement=0.1, min="features=0.5"),
         "Adaptation": rs.adaptation(a, kernel="features"),
         "FisherRao": rs.fisher_rao(a),
         "TaskEmbedding": rs.task2vec(nets[0], X[:16]),
@@ -38,7 +40,7 @@ def values(seed: int = 0) -> dict[str, object]:
     }
 
 
-HASHABLE = {"CountSketch", "Match"}  # hold numbers and names alone
+HASHABLE = {"CountSketch", "Match", "Verdict"}  # hold numbers and names alone
 VALUES = {name: value for name, value in values().items() if value is not None}
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +38,7 @@ def write(folder: Path, path: Path, scale: Scale, text: Mapping[str, Any]) -> No
     if content is None:
         print("nothing is measured yet", flush=True)
         return
-    draft = path.with_suffix(".tmp")
+    draft = path.with_suffix(f".{os.getpid()}.tmp")  # another run may end at the same time
     draft.write_text(json.dumps(content, separators=(",", ":")))
     draft.rename(path)
     print(f"wrote {path}", flush=True)

@@ -6,8 +6,10 @@ had to be trained anew, what belongs to the former one is measured again.
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
+import time
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -19,18 +21,19 @@ import resemblance as rs
 
 from . import models
 from .behaviour import differences, filled_in, held_out, next_bytes
+from .comparing import Comparing, Found
 from .networks import BASE, Networks
 from .scale import QUICK
-from .scores import Recordings, compared, concentration, recorded, units
+from .scores import Recordings, recorded, units
 from .text import Text
 
 
 class Measuring:
     """Measures one size after the other; `masked` is one of them."""
 
-    def __init__(self, networks: Networks, text: Text, folder: Path) -> None:
+    def __init__(self, networks: Networks, text: Text, folder: Path, comparing: Comparing) -> None:
         self.networks, self.scale, self.device = networks, networks.scale, networks.device
-        self._text, self.folder = text, folder / "scores"
+        self._comparing, self.folder = comparing, folder / "scores"
         self.folder.mkdir(parents=True, exist_ok=True)
         length = self.scale.context + 1
         rows = held_out(text.held["python"], self.scale.sequences, length)
@@ -58,16 +61,21 @@ class Measuring:
         base_name = f"{size}/{BASE}"
         base = self.networks(base_name)
         reps = self._recorded(base, base_name)
-        for name in self.missing(size):
-            self.networks.clock.check()
-            net = base if name == base_name else self.networks(name)
-            try:
-                own = reps if name == base_name else self._recorded(net, name)
-                found = self._measured(base, net, reps, own, size)
-            except rs.ResemblanceError as error:  # a ruined copy may have no gradient at all
-                print(f"{name} is left out: {error}", flush=True)
-                continue
-            self._keep(name, base_name, found)
+        predict = filled_in() if size == "masked" else next_bytes
+        try:
+            for name in self.missing(size):
+                self.networks.clock.check()
+                net = base if name == base_name else self.networks(name)
+                try:
+                    own = reps if name == base_name else self._recorded(net, name)
+                except rs.ResemblanceError as error:  # a ruined copy may have no gradient at all
+                    print(f"{name} is left out: {error}", flush=True)
+                    continue
+                known = {"behaviour": differences(base, net, self.rows, predict)}
+                keep = functools.partial(self._keep, name, base_name, known)
+                self._comparing.begin(name, base_name, reps, own, keep)
+        finally:  # also of what was begun before the time was over
+            self._comparing.collect()
 
     def _ways(self, size: str) -> dict[str, dict[str, Any]]:
         if size != "masked":
@@ -76,22 +84,13 @@ class Measuring:
         return {"masked": {**drawn, "tokenizer": models.tokenizer()}, "not masked": drawn}
 
     def _recorded(self, net: nn.Module, name: str) -> Recordings:
-        ids = self.rows[:, :-1].contiguous()
-        return recorded(net, ids, self._ways(name.split("/")[0]), name)
+        start, ids = time.perf_counter(), self.rows[:, :-1].contiguous()
+        reps = recorded(net, ids, self._ways(name.split("/")[0]), name)
+        print(f"{name} recorded in {time.perf_counter() - start:.1f} s", flush=True)
+        return reps
 
-    def _measured(
-        self, base: nn.Module, net: nn.Module, reps: Recordings, own: Recordings, size: str
-    ) -> dict[str, Any]:
-        predict = filled_in() if size == "masked" else next_bytes
-        return {
-            "behaviour": differences(base, net, self.rows, predict),
-            "scores": compared(reps, own),
-            "concentration": {
-                way: concentration(rep) for way, rep in own.items() if way in _OF_TOKENS
-            },
-        }
-
-    def _keep(self, name: str, base_name: str, found: dict[str, Any]) -> None:
+    def _keep(self, name: str, base_name: str, known: Found, compared: Found) -> None:
+        found = {**known, **compared}
         facts = self.networks.facts(base_name)
         assert facts is not None
         content = {"name": name, "base": facts["weights"], "environment": self._environment()}
@@ -111,6 +110,3 @@ class Measuring:
             "device": torch.cuda.get_device_name() if cuda else "cpu",
             "quick": self.scale == QUICK,
         }  # fmt: skip
-
-
-_OF_TOKENS = ("tokens", "masked", "not masked")

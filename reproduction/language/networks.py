@@ -10,9 +10,12 @@ Facts of training lie beside, in a folder of their own, which is small enough to
 from __future__ import annotations
 
 import copy
+import fcntl
 import hashlib
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +73,8 @@ class Networks:
             return self._edited(self(f"{size}/{which}"), kind[0])
         if which == "untrained":
             return self._fresh(size, which)
-        net = self._loaded(name) if self._path(name).exists() else self._made(name)
+        with self._alone(name):
+            net = self._loaded(name) if self._path(name).exists() else self._made(name)
         if which == BASE and not kind:
             self._bases[name] = net
         return net
@@ -79,6 +83,20 @@ class Networks:
         """What is known of a network's training; None if it was not trained yet."""
         path = self._facts / f"{_file(name)}.json"
         return json.loads(path.read_text()) if path.exists() else None
+
+    def from_scratch(self, size: str) -> list[str]:
+        """Names of what is trained and needs no other network: for a process of its own."""
+        return [f"{size}/{which}" for which in (BASE, "1", *(() if size == "masked" else ("c",)))]
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Where another process makes the network already, wait until it has."""
+        if self._path(name).exists():
+            yield
+            return
+        with self._path(name).with_suffix(".lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # goes with the file, and with its process
+            yield
 
     def _edited(self, net: nn.Module, kind: str) -> nn.Module:
         if kind.startswith("pruned-"):

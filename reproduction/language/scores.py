@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 import resemblance as rs
@@ -40,7 +39,14 @@ def recorded(
         warnings.simplefilter("ignore", ResemblanceWarning)
         return {
             way: rs.record(
-                net, ids, name=name, data_id="held-out", buckets=0, progress=False, **options
+                net,
+                ids,
+                name=name,
+                data_id="held-out",
+                buckets=0,
+                outputs=False,
+                progress=False,
+                **options,
             )
             for way, options in ways.items()
         }
@@ -54,11 +60,10 @@ def compared(base: Recordings, other: Recordings) -> dict[str, Any]:
 
 
 def _scores(base: rs.Representation, other: rs.Representation, kernel: str) -> dict[str, Any]:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     with warnings.catch_warnings():
         # a pruned layer may be constant; whether few sequences carry a kernel is kept as n_eff
         warnings.simplefilter("ignore", ResemblanceWarning)
-        found = rs.compare(base, at_depths_of(base, other), kernel=kernel, device=device)
+        found = rs.compare(base, at_depths_of(base, other), kernel=kernel)
     value, error, chance = found.by_layer()
     mean, mean_error = found.mean()
     replicates = found.replicates

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 # independent streams of one seed; those from 16 on are of further buckets
-BUCKET, SIGN, ORDER, FOLD_SIGN, FOLD_SHIFT, ROW, COLUMN, TOKEN, GROUP = range(9)
+BUCKET, SIGN, ORDER, FOLD_SIGN, FOLD_SHIFT, ROW, COLUMN, TOKEN, GROUP, BUFFER = range(10)
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:

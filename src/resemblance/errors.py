@@ -15,8 +15,12 @@ Every message says what was expected, what was found and what to do.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import os
+import sys
+import warnings
 from collections.abc import Iterable
 from types import ModuleType
 
@@ -51,6 +55,15 @@ class MissingExtra(ResemblanceError):  # noqa: N818 - it names what is missing
 
 class ResemblanceWarning(UserWarning):
     """The answer stands, but its reader should know this first."""
+
+
+def warn(text: str) -> None:
+    """A ResemblanceWarning that points to the caller's own line, however deep in the package."""
+    frame, level = sys._getframe(1), 2
+    inside = (os.path.dirname(__file__) + os.sep, contextlib.__file__)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, ResemblanceWarning, stacklevel=level)
 
 
 def optional(module: str, package: str, extra: str) -> ModuleType:

@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,9 +25,62 @@ def test_layers_lists_what_runs_and_what_auto_picks(run):
     status, out, err = run("layers", "--model", "nets.py:small", "--data", "digits")
     assert (status, err) == (0, "")
     assert [line.split() for line in out.splitlines() if "ReLU" in line] == [
-        ["2", "ReLU", "16", "2"]
+        ["2", "ReLU", "16", "yes"]
     ]
     assert out.splitlines()[-1] == "4 modules run; auto records 1: 2"
+
+
+def test_layers_that_a_filter_leaves(run, refused):
+    words = ("layers", "--model", "nets.py:small", "--data", "digits")
+    status, out, err = run(*words, "--filter", "[13]", "--filter", "!3", "--filter", "auto")
+    assert (status, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()[2:-1]] == ["1", "2"]
+    assert out.splitlines()[-1] == "2 of 4 modules that run; auto records 1: 2"
+    content = json.loads(run(*words, "--filter", "3:in", "--json", "-")[1])
+    assert [row["layer"] for row in content] == ["3"]
+    assert refused(*words, "--filter", "9") == (
+        "no layer is named '9' and no name matches it as a pattern; nearest: 0, 1, 2, 3"
+    )
+
+
+SHAPES = """
+import torch
+from torch import nn
+
+
+class ChannelsLast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(1, 12, 3), nn.LayerNorm(12)
+        self.head = nn.Linear(12, 10)
+
+    def forward(self, x):
+        return self.head(self.norm(self.stem(x).permute(0, 2, 3, 1)).relu().mean((1, 2)))
+
+
+class StepsFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.step, self.head = nn.Linear(8, 5), nn.Linear(5, 10)
+
+    def forward(self, x):  # (n, 1, 8, 8) -> (8, n, 8)
+        return self.head(self.step(x[:, 0].transpose(0, 1)).tanh().mean(0))
+"""
+
+
+def test_shapes_are_as_the_network_has_them(run, folder):
+    (folder / "shapes.py").write_text(SHAPES)
+    words = ("--model", "shapes.py:ChannelsLast", "--data", "digits")
+    found = json.loads(run("layers", *words, "--json", "-")[1])
+    assert [row["shape"] for row in found] == [[12, 6, 6], [6, 6, 12], [10]]
+    run("record", *words, "--layer", "stem", "--layer", "norm", "--limit", 64, "-o", "a.rsm")
+    assert [
+        layer["shape"] for layer in json.loads(run("info", "a.rsm", "--json", "-")[1])[0]["layers"]
+    ] == [[12, 6, 6], [6, 6, 12]]
+    assert "norm   6 × 6 × 12    432  features, gradients" in run("info", "a.rsm")[1]
+    words = ("--model", "shapes.py:StepsFirst", "--data", "digits")
+    found = json.loads(run("layers", *words, "--json", "-")[1])
+    assert [row["shape"] for row in found] == [[8, 5], [10]]
 
 
 def test_layers_as_json(run):
@@ -63,22 +118,37 @@ def test_record_loads_weights(run, folder):
     assert prints[0] == prints[1]
 
 
-def test_compare_prints_the_map_and_the_summary(recorded):
+def test_compare_shows_features_and_gradients_unless_asked_for_a_kernel(recorded, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    status, out, err = recorded("compare", "a.rsm", "b.rsm")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[2].split() == ["layer", "features", "chance", "gradients", "chance"]
     status, out, err = recorded("compare", "a.rsm", "b.rsm", "--kernel", "features")
     expected = rs.compare(rs.load("a.rsm"), rs.load("b.rsm"), kernel="features")
     assert (status, err) == (0, "")
     assert out.endswith(expected.summary() + "\n")
-    assert f"{expected.scores[0, 0]:.2f}" in out.split("a and b")[0]
+    assert out.splitlines()[0].split() == ["layer", "features", "chance"]
+    assert f"{expected.scores[0, 0]:.4f} ± {expected.stderr[0, 0]:.4f}" in out
 
 
 def test_compare_writes_json_and_a_picture(recorded, folder):
     status, out, _ = recorded("compare", "a.rsm", "b.rsm", "--json", "c.json", "--png", "c.png")
     assert status == 0
-    expected = rs.compare(rs.load("a.rsm"), rs.load("b.rsm"))
-    assert json.loads((folder / "c.json").read_text())["scores"] == expected.scores.tolist()
+    written = json.loads((folder / "c.json").read_text())
+    assert list(written) == ["features", "gradients", "parting", "behaviour", "coordinates"]
+    for kernel in ("features", "gradients"):
+        assert written[kernel] == rs.compare("a.rsm", "b.rsm", kernel=kernel).to_dict()
     assert (folder / "c.png").read_bytes().startswith(b"\x89PNG")
-    status, out, _ = recorded("compare", "a.rsm", "b.rsm", "--json", "-")
-    assert json.loads(out)["estimator"] == expected.estimator
+    one = ("--kernel", "product", "--png", "d.png", "--json", "-")
+    status, out, _ = recorded("compare", "a.rsm", "b.rsm", *one)
+    assert json.loads(out) == rs.compare("a.rsm", "b.rsm").to_dict()
+    assert (folder / "d.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_map_is_shown_where_it_fits(recorded, monkeypatch):
+    _, out, _ = recorded("compare", "a.rsm", "b.rsm", "--map")
+    assert "features: rows a, columns b\n" in out
+    assert "gradients: rows a, columns b\n" in out
 
 
 def test_adaptation_prints_a_table_for_each_file(recorded, folder):
@@ -100,7 +170,7 @@ def test_report_writes_a_page(recorded, folder):
 def test_info_says_what_a_file_holds(recorded):
     status, out, _ = recorded("info", "a.rsm")
     assert status == 0
-    for word in ("1797", "tempered", "features, gradients", rs.load("a.rsm").data.fingerprint):
+    for word in ("1,797", "tempered", "features, gradients", rs.load("a.rsm").data.fingerprint):
         assert word in out
     content = json.loads(recorded("info", "a.rsm", "--json", "-")[1])
     assert content[0]["layers"][0]["kinds"] == ["features", "gradients"]
@@ -215,7 +285,8 @@ def test_an_unreadable_image_is_refused_or_skipped_with_a_count(run, refused, fo
 def test_unknown_data(refused):
     assert refused("layers", "--model", "nets.py:small", "--data", "mnist") == (
         "no data at 'mnist'; expected digits, a folder of images, an .npz, .txt, .jsonl or "
-        ".parquet file, hf:NAME or FILE.py:FUNCTION"
+        ".parquet file, tar shards, hf:NAME, hf-stream:NAME, probe:images, probe:text or "
+        "FILE.py:FUNCTION"
     )
 
 
@@ -377,3 +448,42 @@ def test_a_terminal_is_given_no_sequence_of_a_name(hostile, folder):
     assert b"\x1b]0;" not in found
     assert "\u202e".encode() not in found
     assert rb"\x1b]0;owned" in found
+
+
+# -- documented keys ------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs/commands.md"
+
+
+def documented(section, table="key"):
+    """The keys in a table of a section of docs/commands.md."""
+    (text,) = re.findall(rf"^## {section}$(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
+    (rows,) = re.findall(rf"^\| {table} \| value \|\n\|---\|---\|\n((?:\|.*\n)+)", text, re.M)
+    return {key for row in rows.splitlines() for key in re.findall(r"`(.*?)`", row.split("|")[1])}
+
+
+def test_every_key_is_documented(run, recorded):
+    rows = json.loads(
+        run("layers", "--model", "nets.py:small", "--data", "digits", "--json", "-")[1]
+    )
+    assert all(set(row) == documented("layers") for row in rows)
+    run("record", "--model", "nets.py:small", "--data", "digits", "-o", "c.rsm", "--seed", "0")
+    both = json.loads(run("compare", "a.rsm", "c.rsm", "--json", "-")[1])
+    assert set(both) == documented("compare")
+    for kernel in ("features", "gradients"):
+        assert set(both[kernel]) == documented("compare", "key of a comparison")
+        assert set(both["parting"][kernel]) == documented("compare", "key of a parting")
+    assert set(both["behaviour"]) == documented("compare", "key of a behaviour")
+    assert set(both["coordinates"]) == documented("compare", "key of coordinates")
+    (table,) = json.loads(run("adaptation", "a.rsm", "--json", "-")[1])
+    assert set(table) == documented("adaptation")
+    (about,) = json.loads(run("info", "a.rsm", "--json", "-")[1])
+    assert set(about) == documented("info")
+    assert set(about["layers"][0]) == {"name", "shape", "dim", "folded", "kinds"}
+
+
+def test_every_command_is_documented(run):
+    listed = re.findall(r"^  (\w+)  ", run("--help")[1].partition("Commands:")[2], re.M)
+    text = PAGE.read_text()
+    assert listed
+    assert [name for name in listed if f"| `{name}` |" not in text] == []

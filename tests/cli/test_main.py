@@ -52,11 +52,11 @@ def test_an_unknown_option_and_a_missing_argument(refused):
     assert refused("compare", "--kernal", "features", "a", "b").startswith("No such option")
 
 
-def test_debug_shows_the_traceback(folder):
-    from resemblance.errors import FormatError
-
-    with pytest.raises(FormatError):
-        main(["--debug", "info", "gone.rsm"])
+def test_debug_shows_the_traceback_of_a_mistake(run):
+    status, out, err = run("--debug", "info", "gone.rsm")
+    assert (status, out) == (2, "")
+    assert err.startswith("Traceback (most recent call last)")
+    assert err.splitlines()[-1].startswith("error: no file at gone.rsm")
 
 
 def test_an_interruption_is_one_word_and_status_130(run, monkeypatch):
@@ -67,13 +67,26 @@ def test_an_interruption_is_one_word_and_status_130(run, monkeypatch):
     assert run("info", "a.rsm") == (130, "", "interrupted\n")
 
 
-def test_what_nobody_expects_is_raised_as_it_is(folder, monkeypatch):
-    def broken(*words, **options):
-        raise ZeroDivisionError("a fault of ours")
+BROKEN = """
+from resemblance.cli import main as entry
 
-    monkeypatch.setattr(entry, "app", broken)
-    with pytest.raises(ZeroDivisionError, match="a fault of ours"):
-        main(["info", "a.rsm"])
+def app(words, **options):
+    raise ZeroDivisionError("a fault of ours")
+
+entry.app = app
+entry.main(["info", "a.rsm"])
+"""
+
+
+def test_what_nobody_expects_is_a_traceback_a_line_and_status_70():
+    done = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (70, "")
+    first, *_, error, last = done.stderr.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert error == "ZeroDivisionError: a fault of ours"
+    assert last == (
+        "error: a fault of resemblance itself (ZeroDivisionError); please report the above"
+    )
 
 
 def test_a_reader_that_stops_is_no_error(recorded):

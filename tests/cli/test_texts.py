@@ -117,6 +117,14 @@ def test_length_packing_field_and_limit(run, gpt2, folder):
     assert (status, json.loads(out)["tokens"]) == (0, 4)
 
 
+def test_a_copy_is_checked_on_sequences_as_long_as_its_bases(run, gpt2, folder):
+    write_jsonl(folder / "a.jsonl")
+    words = ("--data", "a.jsonl", "--length", 10, "--limit", 12)
+    run("record", "--model", f"hf:{gpt2}", "-o", "base.rsm", *words, *SMALL)
+    status, out, _ = run("check", "base.rsm", f"hf:{gpt2}", *words, "--max-disagreement", 0.5)
+    assert (status, "on 48 tokens of 12 sequences" in " ".join(out.split())) == (0, True)
+
+
 def test_a_llama_reads_each_line(run, folder):
     little.saved(folder / "llama", little.llama(), little.tokenizer())
     (folder / "a.txt").write_text("\n\n".join(little.TEXTS))
@@ -182,3 +190,13 @@ def test_mistakes_are_one_line(run, refused, gpt2, folder):
         "nets.py:small make tokens in FILE.py:FUNCTION"
     )
     assert said("a.jsonl", model="hf:small").startswith("the tokenizer at 'small' makes token 2")
+
+
+def test_layers_read_no_more_text_than_a_trial_needs(run, gpt2, folder):
+    """The end of the file is no text at all, and is never reached."""
+    write_jsonl(folder / "a.jsonl")
+    start = (folder / "a.jsonl").read_text()
+    (folder / "a.jsonl").write_text(start * 50 + "no row\n")
+    status, out, _ = run("layers", "--model", "hf:gpt2", "--data", "a.jsonl")
+    assert status == 0
+    assert "transformer.h.0" in out

@@ -104,3 +104,11 @@ def test_ids_alone_are_sequences_without_padding():
 def test_what_has_no_tokens_says_so(samples, message):
     with pytest.raises(DataError, match=message):
         TokenDraw(2, 0, frozenset({0}))(batch(samples, range(10, 14)))
+
+
+@pytest.mark.parametrize("first", [0, 2**22, 2**62])
+def test_large_indices_draw_as_freely_as_small_ones(first):
+    """Sums with a rank must be whole numbers: as floats, all ranks of a large index are one."""
+    found = drawn(np.ones((200, 12), bool), np.arange(first, first + 200), 12, seed=0)
+    assert all(sorted(row) == list(range(12)) for row in found.tolist())
+    assert len({tuple(row) for row in found.tolist()}) == 200

@@ -75,3 +75,48 @@ def test_npz_files(tmp_path):
     (tmp_path / "bad.npz").write_bytes(b"PK")
     with pytest.raises(FormatError, match=r"not a readable \.npz"):
         load_data(str(tmp_path / "bad.npz"))
+
+
+def test_the_probe_of_images_comes_in_any_size_and_to_a_limit():
+    from resemblance._data import probe_samples
+
+    plain = load_data("probe:images", size=8, raw=True)
+    assert len(plain) == probe_samples.IMAGES
+    assert torch.equal(load_data("probe:noise", size=8, raw=True)[2], probe_samples.noise(2, 8))
+    assert torch.equal(plain[5], probe_samples.image(5, 8))
+    usual = load_data("probe:images", size=8, limit=3)
+    assert len(usual) == 3
+    assert float(usual[0][0, 0, 0]) == pytest.approx((float(plain[0][0, 0, 0]) - 0.485) / 0.229)
+    with pytest.raises(DataError, match="no probe 'probe:sounds'; expected probe:images, probe"):
+        load_data("probe:sounds")
+
+
+@needs("transformers")
+def test_a_text_of_the_probe_is_a_sequence_with_any_tokenizer(tmp_path):
+    import little_language
+    from resemblance._data import probe_samples
+    from resemblance._data.tokenized_text import TextOptions, sequences_in
+
+    folder = little_language.saved(
+        tmp_path / "m", little_language.gpt2(), little_language.tokenizer()
+    )
+    data = load_data("probe:text", model=f"hf:{folder}", limit=6, text=TextOptions(length=24))
+    found = sequences_in(data)
+    assert len(found) == 6
+    for number in range(6):
+        every = found.tokenizer(probe_samples.text(number))["input_ids"]
+        assert found[number]["input_ids"].tolist() == every[:24]
+    packed = TextOptions(length=24, packing="packed")
+    assert len(sequences_in(load_data("probe:text", model=f"hf:{folder}", text=packed))) > 6
+    with pytest.raises(DataError, match="probe:text holds text, which needs a model hf:NAME"):
+        load_data("probe:text")
+
+
+def test_samples_of_a_probe_have_a_name_unless_they_are_packed():
+    from resemblance._data.named_data import named_samples
+    from resemblance._data.tokenized_text import TextOptions
+
+    assert named_samples("probe:images", TextOptions()) == "probe:images"
+    assert named_samples("probe:text", TextOptions()) == "probe:text"
+    assert named_samples("probe:text", TextOptions(packing="packed")) is None
+    assert named_samples("digits", TextOptions()) is None

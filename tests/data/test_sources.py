@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -18,10 +20,12 @@ from torch.utils.data import (
 
 from resemblance._data import sources as data
 from resemblance._data.batches import inputs_of
+from resemblance._data.shares import Share
 from resemblance.errors import DataError
 
 X = torch.arange(200.0).reshape(100, 2)
 Y = torch.arange(100) % 3
+ALL = Share()
 
 
 class Records:
@@ -47,10 +51,10 @@ class Stream(IterableDataset):
         return iter(X)
 
 
-def read(source, batch_size=32):
+def read(source, batch_size=32, share=ALL):
     """(number, indices, inputs) of every block, put together from its pieces."""
     out, waiting = [], []
-    for batch in source.batches(batch_size):
+    for batch in source.batches(batch_size, share):
         inputs = inputs_of(batch.samples)
         inputs = inputs["x"] if isinstance(inputs, dict) else inputs
         if isinstance(inputs, list):
@@ -71,8 +75,8 @@ def read(source, batch_size=32):
     return out
 
 
-def open_source(holder, seed=0, block=16, shard=(0, 1)):
-    return data.source(holder, seed=seed, block=block, shard=shard)
+def open_source(holder, seed=0, block=16):
+    return data.source(holder, seed=seed, block=block)
 
 
 HOLDERS = {
@@ -97,7 +101,7 @@ def test_the_same_samples_in_the_same_order_whatever_holds_them(holder):
     source = open_source(HOLDERS[holder]())
     expected = read(open_source(X))
     found = read(source)
-    assert (source.total, source.expected, source.ordered) == (100, 100, True)
+    assert (source.total, source.expected(Share()), source.ordered) == (100, 100, True)
     assert [(n, i) for n, i, _ in found] == [(n, i) for n, i, _ in expected]
     for (_, indices, inputs), (_, _, theirs) in zip(found, expected, strict=True):
         assert torch.equal(torch.as_tensor(inputs).float(), theirs)
@@ -151,7 +155,7 @@ def test_shards_deal_out_the_blocks_of_one_pass(total, shards, seed):
     parts = [
         block
         for i in range(shards)
-        for block in read(open_source(x, seed=seed, block=5, shard=(i, shards)))
+        for block in read(open_source(x, seed=seed, block=5), share=Share((i, shards)))
     ]
     assert sorted((n, i) for n, i, _ in parts) == [(n, i) for n, i, _ in whole]
 
@@ -241,11 +245,33 @@ def test_more_shards_than_blocks():
     # also those that hold blocks: with the others empty they could never be merged
     for i in (0, 1, 9):
         message = f"shard {i} of 10: 20 samples make 2 blocks of 10, too few for 10 shards; use at"
+        share = Share((i, 10))
         with pytest.raises(DataError, match=message):
-            open_source(np.zeros((20, 2)), block=10, shard=(i, 10))
-        stream = open_source([torch.zeros(20, 2)], block=10, shard=(i, 10))
+            open_source(np.zeros((20, 2)), block=10).check(share)
+        stream = open_source([torch.zeros(20, 2)], block=10)
         with pytest.raises(DataError, match=message.replace("20 samples", "the stream's samples")):
-            read(stream)
-    for shard in ((0, 2), (1, 2)):
-        assert len(read(open_source(np.zeros((20, 2)), block=10, shard=shard))) == 1
-        assert len(read(open_source([torch.zeros(20, 2)], block=10, shard=shard))) == 1
+            read(stream, share=share)
+    for share in (Share((0, 2)), Share((1, 2))):
+        for holder in (np.zeros((20, 2)), [torch.zeros(20, 2)]):
+            source = open_source(holder, block=10)
+            source.check(share)
+            assert len(read(source, share=share)) == 1
+
+
+class Long(Dataset):
+    def __len__(self):
+        return 2_000_000
+
+    def __getitem__(self, i):
+        return torch.zeros(1)
+
+
+def test_of_many_samples_nothing_but_their_order_is_listed():
+    """16 MB that were there before; a list of them all would take 64 more."""
+    found = data.source(Long(), seed=0, block="auto")
+    tracemalloc.start()
+    batch = next(found.batches(128, Share()))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(batch.indices) == 128
+    assert most < 4e6

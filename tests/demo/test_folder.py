@@ -8,6 +8,7 @@ import shlex
 import pytest
 import torch
 
+import resemblance as rs
 from resemblance._data.named_data import digits
 from resemblance.demo import folder
 from resemblance.demo.digit_networks import TRAINED_ON, DigitNet, Network
@@ -17,7 +18,9 @@ from resemblance.errors import DataError
 @pytest.fixture
 def written(tmp_path):
     nets = [Network("ten", "ten digits", DigitNet(10), 0.943), Network("two", "", DigitNet(2), 1)]
-    folder.write(tmp_path, nets, ["It holds {braces}.", "It is ± 1."])
+    rep = rs.record_arrays(torch.randn(40, 6), data_id="noise")
+    verdict = rs.check(rep, rep, min={"features": 0.5})
+    folder.write(tmp_path, nets, ["It holds {braces}.", "It is ± 1."], "resemblance check", verdict)
     return tmp_path
 
 
@@ -31,6 +34,13 @@ def test_the_readme_holds_findings_networks_and_a_command_for_each(written):
         "networks.py:odd_even",
     ]
     assert "\nresemblance report ten.rsm two.rsm -o report.html\n" in text
+
+
+def test_the_readme_closes_with_a_check_and_its_verdict(written):
+    text = (written / "README.md").read_text(encoding="utf-8")
+    assert "\n```sh\nresemblance check\n```\n" in text
+    assert "passes as a copy of" in text
+    assert "The exit status is 0," in text
 
 
 def test_the_module_builds_the_networks_and_the_images(written):

@@ -37,15 +37,40 @@ def test_writes_files_figures_page_and_steps(told):
     assert figures | {"report.html", "README.md", "networks.py"} <= names
 
 
+def test_lines_fit_a_terminal_of_eighty_columns(told):
+    out, lines = told
+    assert all(len(line) <= 80 for line in lines if str(out) not in line)
+
+
 def test_the_sentences_hold_the_numbers_measured(told):
     out, lines = told
-    said = [line.removeprefix("• ") for line in lines if line.startswith("• ")]
+    bullets = "\n".join(lines).split("\n\n")[0].split("\n• ")[1:]
+    said = [" ".join(bullet.split()) for bullet in bullets]
     assert len(said) == 4
     reps = {name: rs.load(out / f"{name}.rsm") for name in ("twin-1", "odd-even", "twin-1-pruned")}
     seen = rs.compare(reps["twin-1"], reps["odd-even"], kernel="features").by_layer()[0]
     assert f"alike to {seen[0]:.2f} at act1" in said[1]
     left = rs.compare(reps["twin-1"], reps["twin-1-pruned"], kernel="gradients").by_layer()[0]
-    assert re.search(rf"gradients at {left.mean():.2f}\b", said[2])
+    assert re.search(rf"gradients at {left.mean():.2f}\b", said[3])
+    does = rs.behaviour(reps["twin-1"], reps["twin-1-pruned"])
+    share, error = 100 * does.disagreement, 100 * does.disagreement_stderr
+    assert f"another digit for {share:.1f} ± {error:.1f} % of images (KL {does.kl:.2g} ±" in said[3]
+
+
+def test_it_ends_in_the_check_that_catches_the_pruned_copy(told):
+    out, lines = told
+    end = "\n".join(lines).split("\n\n")[1]
+    assert "would have caught the pruned one" in " ".join(end.split())
+    typed = [line.strip().rstrip("\\") for line in end.splitlines() if line.startswith("    ")]
+    words = shlex.split("".join(typed))
+    assert words[:2] == ["resemblance", "check"]
+    command = [sys.executable, "-m", "resemblance", *words[1:]]
+    done = subprocess.run(command, cwd=out, capture_output=True, text=True)
+    assert done.returncode == 1
+    verdict = " ".join(done.stdout.split("\nNote:")[0].split())
+    assert " ".join(end.split()).endswith(f"{verdict} Exit status 1.")
+    readme = (out / "README.md").read_text(encoding="utf-8")
+    assert verdict in readme
 
 
 def test_the_first_command_of_its_readme_gives_the_same_file(told, tmp_path):

@@ -211,7 +211,8 @@ def recorded(key: str, rep) -> Table:
     table |= norms(f"{key}.fisher_rao", rep) if rep.settings.gradients else {}
     if rep.settings.gradients and rep.settings.blocks:
         put(table, f"{key}.adaptation", adapted, rep)
-    for kernel in ("features", "gradients", "product") if rep.settings.blocks else ():
+    compares = rep.settings.blocks and rep.complete  # one shard of several is refused
+    for kernel in ("features", "gradients", "product") if compares else ():
         put(table, f"{key}.{kernel}", compared, rep, rep, kernel=kernel)
     return table
 

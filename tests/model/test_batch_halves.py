@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resemblance._data.shares import Share
 from resemblance._data.sources import Batch, Drawn, Piece, source
 from resemblance._model.batch_halves import Halving, cells, halves
 from resemblance.errors import DataError, ResemblanceWarning
@@ -16,7 +17,7 @@ X = torch.arange(40.0)[:, None]
 
 
 def opened(block, batch_size):
-    return source(X, seed=0, block=block, shard=(0, 1)).batches(batch_size)
+    return source(X, seed=0, block=block).batches(batch_size, Share())
 
 
 @given(block=st.integers(1, 40), batch_size=st.integers(2, 40))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 import networks
 import resemblance as rs
 from model_states import assert_unchanged, snapshot, unusual
+from resemblance._data.shares import Share
 from resemblance._model.layer_choice import select
 from resemblance._model.losses import Objective
 from resemblance._model.model_pass import opened
@@ -46,10 +49,10 @@ class Seen:
         self.note("end")
 
 
-def feed(model, data, consumer, objective, *, batch_size=8, layers=LAYERS, **options):
+def feed(model, data, consumer, objective, *, batch_size=8, layers=LAYERS, shard=(0, 1), **options):
     with opened(model, data, block=8, **options) as run:
         taps = select(run.model, layers, run.calls)
-        run.feed(taps, consumer, objective, batch_size=batch_size)
+        replace(run, share=Share(shard)).feed(taps, consumer, objective, batch_size=batch_size)
 
 
 @pytest.mark.parametrize("objective", [Objective(), None], ids=["gradients", "features"])

@@ -189,3 +189,20 @@ def test_the_first_bad_sample_of_a_part_is_named():
     for batches in (WHOLE, IN_PARTS):
         with pytest.raises(DataError, match="layer 'layer' at sample 7"):
             by_hand(batches, rows)
+
+
+@pytest.mark.parametrize("batch_size", [3, 8, 24])
+@pytest.mark.parametrize("bad", [(), (2, 3, 30)])
+def test_places_are_kept_as_long_as_norms_are(monkeypatch, batch_size, bad):
+    """Memory does not grow with the samples, and the first norms are the same."""
+    how = {"block": 8, "on_bad": "skip", "batch_size": batch_size, "progress": False}
+    data = with_bad(float("nan"), *bad).repeat(3, 1)
+    every = rs.record(mlp(), data, data_id="x", **how)[0].features.norms
+    for room in ("layer_sums", "pass_sums"):
+        monkeypatch.setattr(f"resemblance.recording.{room}.NORMS_KEPT", 20)
+    seen = []
+    result = PassSums.result
+    monkeypatch.setattr(PassSums, "result", lambda s, **how: (seen.append(s), result(s, **how))[1])
+    first = rs.record(mlp(), data, data_id="x", **how)[0].features.norms
+    torch.testing.assert_close(first, every[:20], rtol=1e-5, atol=0, equal_nan=True)
+    assert sum(map(len, seen[0]._places)) <= 20 + 8 + batch_size

@@ -198,7 +198,7 @@ def test_blocks_of_other_tokens_are_other_blocks():
     a, b = record(), record(others)
     assert a.data.content == b.data.content
     assert a.block_hashes != b.block_hashes
-    with pytest.raises(MismatchError, match="blocks cannot be compared"):
+    with pytest.raises(MismatchError, match="blocks cannot be compared: of the same seq"):
         rs.compare(a, b, kernel="features", estimator="blocks")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -90,3 +91,22 @@ def test_a_layer_that_the_network_writes_over_is_checked_as_it_was(batch_size):
             block=64,
             batch_size=batch_size,
         )
+
+
+def test_blocks_at_the_beginning_that_are_unlike_the_rest_are_seen():
+    """No two successive blocks differ much, and yet the first are no sample of all."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40 * 600, 20, generator=generator)
+    drifting, steady = OrderCheck(), OrderCheck()
+    for i, rows in enumerate(x.split(40)):
+        steady.add(rows, [(0, 40)])
+        drifting.add(rows + 0.6 * min(i / 300, 1), [(0, 40)])
+    assert len(drifting._blocks) < 256  # evenly spaced over all 600
+    assert drifting._blocks[-1].number > 590
+    assert steady.share_apart(64) == 0.0
+    # the means of the first and of the later ones, by which they were moved
+    later = np.minimum(np.arange(64, 600) / 300, 1).mean()
+    apart = 0.36 * (later - np.arange(64).mean() / 300) ** 2
+    assert drifting.share_apart(64) == pytest.approx(apart / (1 + apart), rel=0.1)
+    assert drifting.share_apart(600) == 0.0  # all are kept
+    assert OrderCheck().share_apart(3) == 0.0

@@ -13,7 +13,16 @@ import resemblance as rs
 import stored
 from resemblance.errors import LayerError
 from resemblance.representation import container
+from resemblance.representation.file_format import content
 from small import record
+
+
+def test_content_is_what_save_writes(tmp_path):
+    rep = record()
+    path = tmp_path / "net.rsm"
+    path.write_bytes(content(rep))
+    assert rs.load(path) == rep
+    assert path.stat().st_size == rep.save(tmp_path / "b.rsm").stat().st_size
 
 
 @pytest.mark.parametrize(
@@ -70,7 +79,7 @@ def test_the_reader_in_the_documentation_reads_the_file(tmp_path, parts):
     assert header["settings"] == dataclasses.asdict(rep.settings)
     for i, layer in enumerate(rep):
         assert header["layers"][i]["moments"] == stored.moments(layer)
-        named = {"name", "bare_name", "shape", "dim", "folded", "moments"}
+        named = {"name", "bare_name", "shape", "channels_last", "dim", "folded", "moments"}
         assert set(header["layers"][i]) == named
         for kind in layer.kinds:
             buckets = reader["buckets"](tensors, i, kind)

@@ -75,3 +75,21 @@ def test_kinds_that_were_not_recorded_say_how_to(kind):
     for read in (layer.recorded, layer.blocks, layer.buckets):
         with pytest.raises(MismatchError, match=f"'act1' holds no {kind}: .*record again with"):
             read(kind)
+
+
+class ChannelsLast(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm = torch.nn.Conv2d(1, 6, 3), torch.nn.LayerNorm(6)
+        self.head = torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(self.stem(x).permute(0, 2, 3, 1)).mean((1, 2)))
+
+
+def test_a_shape_in_the_network_has_its_channels_where_they_are(tmp_path):
+    x = torch.randn(40, 1, 6, 7, generator=torch.Generator().manual_seed(0))
+    rep = rs.record(ChannelsLast(), x, layers=["stem", "norm", "head"])
+    for found in (rep, rs.load(rep.save(tmp_path / "a.rsm"))):
+        assert [layer.shape for layer in found] == [(6, 4, 5), (6, 4, 5), (3,)]
+        assert [layer.shape_in_network for layer in found] == [(6, 4, 5), (4, 5, 6), (3,)]

@@ -1,6 +1,7 @@
 """Average linkage and the order of leaves: SciPy's, without SciPy."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.cluster import hierarchy
@@ -35,3 +36,13 @@ def test_one_item_is_a_tree_without_merges():
     links = clustering.average_linkage(np.zeros((1, 1)))
     assert links.shape == (0, 4)
     assert clustering.leaf_order(links) == [0]
+
+
+def test_a_dendrogram_is_cut_at_its_widest_gap():
+    distance = np.full((5, 5), 0.9)
+    for group in ((0, 3), (1, 4)):
+        distance[np.ix_(group, group)] = 0.2
+    np.fill_diagonal(distance, 0)
+    groups, gap = clustering.cut(clustering.average_linkage(distance))
+    assert groups == [[0, 3], [1, 4], [2]]
+    assert gap == pytest.approx((0.2, 0.9))

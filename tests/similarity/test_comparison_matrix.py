@@ -1,11 +1,14 @@
 """ComparisonMatrix: words, plain content and clusters of scores made up."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
+from resemblance.errors import FormatError
 from resemblance.similarity.comparison_matrix import ComparisonMatrix
+from resemblance.similarity.predictions_of_many import BehaviourOfAll
 
 
 def matrix(scores, **changes):
@@ -68,5 +71,101 @@ def test_to_dict_is_plain():
         "n_eff": [[10], [10]],
         "matched_by": "name",
         "tokens": None,
+        "behaviour": None,
     }
     assert json.loads(json.dumps(content, allow_nan=False)) == content
+
+
+def family(**changes):
+    """Two pairs of like networks, one of them of another number of classes."""
+    scores = np.full((4, 4), 0.1)
+    scores[0, 1] = scores[1, 0] = 0.9
+    scores[2, 3] = scores[3, 2] = 0.8
+    scores[0, 3] = scores[3, 0] = 0.05
+    np.fill_diagonal(scores, 1)
+    blank = np.full((4, 4), np.nan)
+    wrong, js = blank.copy(), blank.copy()
+    wrong[np.ix_((0, 1, 2), (0, 1, 2))] = [[0, 0.1, 1], [0.1, 0, 0.3], [1, 0.3, 0]]
+    js[0, 1] = js[1, 0] = 0.02
+    told = BehaviourOfAll(
+        models=tuple("abcd"),
+        classes=(10, 10, 10, 7),
+        samples=1000,
+        sequences=None,
+        disagreement=wrong,
+        disagreement_stderr=wrong / 50,
+        js=js,
+        js_stderr=js / 10,
+        lower_bounds=False,
+    )
+    return matrix(scores, stderr=np.full((4, 4), 0.01), **{"behaviour": told, **changes})
+
+
+def test_a_summary_says_what_is_alike_and_what_is_predicted():
+    assert family().summary().splitlines() == [
+        "4 networks: cka of centred features at l, 10 samples.",
+        "Least alike are a and d (0.050 ± 0.010), most alike a and b (0.900 ± 0.010).",
+        "Groups by average linkage, which are merged at 0.80 or more, and with each other at "
+        "0.09 or less: a, b; c, d.",
+        "Predictions differ least between a and b (10 % ± 0.2 %) and most between a and c "
+        "(100 % ± 2 %), of 1,000 samples.",
+        "Predictions are compared among networks of as many classes: 10 classes (a, b, c); "
+        "7 classes (d).",
+    ]
+    two = matrix([[1, 0.5], [0.5, 1]], stderr=np.full((2, 2), np.nan)).summary()
+    assert two.endswith("\nAlike: a and b (0.500).")
+    blank = matrix([[1, np.nan], [np.nan, 1]])
+    assert blank.summary().endswith("\nNo pair of networks has a defined score.")
+    assert blank.behaviour_missing == ()
+
+
+def test_names_from_files_are_spelt_out():
+    assert "\x1b" not in family(models=("a\x1b[31m", "b", "c", "d")).summary()
+
+
+def test_a_frame_has_a_row_for_each_pair():
+    pytest.importorskip("pandas")
+    frame = family().to_frame()
+    assert list(zip(frame.a, frame.b, strict=True)) == [
+        ("a", "b"), ("a", "c"), ("a", "d"), ("b", "c"), ("b", "d"), ("c", "d")
+    ]  # fmt: skip
+    assert frame.score.tolist() == [0.9, 0.1, 0.05, 0.1, 0.1, 0.8]
+    assert frame.disagreement.tolist()[:2] == [0.1, 1.0]
+    assert frame.js_stderr[0] == pytest.approx(0.002)
+    assert frame.behaviour_missing[2] == "they have 10 and 7 classes"
+    assert frame.behaviour_missing[0] is None or frame.behaviour_missing[:2].isna().all()
+    alone = matrix([[1, 0.5], [0.5, 1]]).to_frame()
+    assert alone.disagreement.isna().all()
+
+
+def test_save_and_load_give_the_same_matrix(tmp_path):
+    for found in (family(), family(behaviour=None, tokens=4), matrix([[1, np.nan], [np.nan, 1]])):
+        found = ComparisonMatrix(**{**vars(found), "averaged": found.averaged.astype(np.int32)})
+        path = found.save(tmp_path / "m.json")
+        assert ComparisonMatrix.load(path) == found
+    assert json.loads(path.read_text())["matrix"] == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:-9],
+        lambda text: "[1]",
+        lambda text: text.replace('"matrix": 1', '"matrix": 2'),
+        lambda text: text.replace('"matrix": 1', '"comparison": 1'),
+        lambda text: text.replace('"index": "cka"', '"index": "cca"'),
+        lambda text: text.replace('"models"', '"names"'),
+        lambda text: re.sub(r'"scores": \[[^]]*\],', '"scores": [', text),
+        lambda text: text.replace('"layers": [', '"layers": [["l"],', 1),
+        lambda text: re.sub(r'"a",', '"x",', text, count=1),  # behaviour is of others
+        lambda text: text.replace("10.0", "10.0, 10.0"),  # n_eff of a layer that is not there
+        lambda text: text.replace('"lower_bounds": false', '"lower_bounds": 0'),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, damage):
+    path = family().save(tmp_path / "m.json")
+    damaged = damage(path.read_text())
+    assert damaged != path.read_text()
+    path.write_text(damaged)
+    with pytest.raises(FormatError, match=r"is not a matrix written by ComparisonMatrix\.save"):
+        ComparisonMatrix.load(path)

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+import networks
 import resemblance as rs
 from resemblance.errors import DataError, LayerError, MismatchError, ResemblanceWarning
 from resemblance.similarity import many_networks as many
+from resemblance.similarity.comparison_matrix import ComparisonMatrix
 
 # what `compare` says of so few samples is tested with it
 pytestmark = pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")
@@ -207,6 +209,24 @@ def test_a_dead_layer_is_named_and_clusters_as_unlike(zoo):
     assert found.order()[-1] == 2 or found.order()[0] == 2
     assert found.to_dict()["scores"][2] == [None] * 3
     found.plot()
+
+
+def test_predictions_are_compared_where_there_are_as_many_classes(tmp_path):
+    x = torch.randn(120, 6, generator=torch.Generator().manual_seed(0))
+    nets = [networks.seeded(networks.MLP, seed=i) for i in range(3)]
+    nets.append(networks.seeded(lambda: networks.MLP(classes=4)))
+    reps = [rs.record(net, x, name=f"net{i}") for i, net in enumerate(nets)]
+    found = rs.compare_all(reps)
+    for i, j in ((0, 1), (2, 1)):
+        one = rs.behaviour(reps[i], reps[j])
+        assert found.behaviour.disagreement[i, j] == pytest.approx(one.disagreement)
+        assert found.behaviour.js_stderr[i, j] == pytest.approx(one.js_stderr)
+    assert np.isnan(found.behaviour.disagreement[3, 0])
+    assert found.behaviour_missing[0].endswith(
+        "as many classes: 5 classes (net0, net1, net2); 4 classes (net3)."
+    )
+    assert found.behaviour_missing[0] in found.summary()
+    assert ComparisonMatrix.load(found.save(tmp_path / "m.json")) == found
 
 
 # -- refusals --------------------------------------------------------------------------------------

@@ -294,7 +294,7 @@ def test_error_bars_are_doubted_where_few_samples_or_blocks_carry_a_score(sample
         carried = (np.array([n_eff]), np.array([1e6]))
         alive, known = (np.array([True]),) * 2, np.array([[float(blocks)]])
         found = Estimate(np.array([[score]]), np.array([[0.1]]), alive, n_eff=carried)
-        return two_networks._untrusted(rep, replace(found, effective_blocks=known))
+        return two_networks.untrusted(rep, replace(found, effective_blocks=known))
 
     assert "carried by the equivalent of" in said(limit - 1)[0]
     assert said(limit + 1) == []

@@ -63,7 +63,8 @@ def drawn(allowed: np.ndarray, indices: np.ndarray, tokens: int, seed: int) -> n
             f"sequence {indices[np.argmin(counts)]} has no token to record: it holds nothing but "
             "padding and special tokens; leave it out"
         )
-    rank = np.cumsum(allowed, 1) - 1  # of an allowed token, among those of its sequence
+    # of an allowed token, among those of its sequence
+    rank = (np.cumsum(allowed, 1) - 1).astype(np.uint64)  # with int64 the sum would be a float
     keys = bits(seed, TOKEN, (indices.astype(np.uint64)[:, None] << np.uint64(32)) + rank)
     keys = np.where(allowed, keys >> np.uint64(1), np.uint64(2**64 - 1))
     order = np.argsort(keys, 1, kind="stable")

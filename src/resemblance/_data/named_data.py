@@ -1,15 +1,16 @@
 """Data sets by name, for the command line.
 
-Data are `digits`, a folder of images, an .npz file, texts in a .txt, .jsonl or .parquet file, a
-data set of Hugging Face's (a folder, or `hf:NAME-OR-FOLDER`), or `FILE.py:FUNCTION`. Texts become
-tokens by the tokenizer of the model.
+Data are `digits`, a folder of images, an .npz file, texts in a .txt, .jsonl or .parquet file, tar
+shards or Parquet files (a folder or a pattern), a data set of Hugging Face's (a folder, or
+`hf:NAME-OR-FOLDER`, or `hf-stream:` of it), a probe that ships with the package (`probe:images`,
+`probe:noise`, `probe:text`), or `FILE.py:FUNCTION`. Texts become tokens by the tokenizer of the
+model.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,19 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from ..errors import DataError, FormatError, first_line, optional
+from . import probe_samples
 from .batches import size as batch_size
 from .batches import take
 from .hugging_face import loading, longest_sequence, text_config, tokenizer_at
+from .images import IMAGES, normalised, read_image, to_tensor
+from .named_streams import rows_named
+from .stream_rows import plain_sample
+from .streams import BUFFER
 from .text_files import SUFFIXES, Texts, texts_in, texts_of
 from .tokenized_text import LENGTH, TextOptions, tokenized
 from .user_files import call_function
 
-IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
-# Per-channel mean and standard deviation of ImageNet, which published image models expect.
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_PICTURES = {"probe:images": probe_samples.image, "probe:noise": probe_samples.noise}
 _SAVED = ("dataset_dict.json", "dataset_info.json")  # by which a saved data set is known
 
 
@@ -42,9 +46,18 @@ def load_data(
     model: str = "",  # the model's specification, whose tokenizer makes tokens of text
     text: TextOptions | None = None,  # how texts are read and cut
     limit: int = 0,  # samples, of the first of which there are no more; 0 for all
+    buffer: int = BUFFER,  # samples of a stream that wait
 ) -> Any:
     """The data that a specification names, as something `record` takes."""
     text, path = text or TextOptions(), Path(spec)
+    if spec.startswith("probe:"):
+        return _probe(spec, size=size, raw=raw, model=model, text=text, limit=limit)
+    if (rows := rows_named(spec)) is not None:
+        field = rows.text_field(text.field)
+        if field is not None:
+            return _tokens(rows.texts(field), model, text, limit)
+        sample = partial(plain_sample, size=size, raw=raw)
+        return rows.streamed(sample, buffer=buffer, skip_bad=skip_bad, limit=limit)
     if path.suffix in SUFFIXES and path.is_file():
         texts = texts_in(path, text.field, lines=text.packing == "each")
         return _tokens(texts, model, text, limit)
@@ -53,7 +66,7 @@ def load_data(
         column = _first_of(("image", "img"), table.column_names)
         if column is None or text.field is not None:
             return _tokens(texts_of(table, name, text.field), model, text, limit)
-        return _first(Mapped(table, lambda row: _to_tensor(row[column], size, raw)), limit)
+        return _first(Mapped(table, lambda row: to_tensor(row[column], size, raw)), limit)
     return _first(_of_numbers(spec, size, raw, skip_bad), limit)
 
 
@@ -70,8 +83,34 @@ def _of_numbers(spec: str, size: int, raw: bool, skip_bad: bool) -> Any:
         return _arrays(path)
     raise DataError(
         f"no data at {spec!r}; expected digits, a folder of images, an .npz, .txt, .jsonl or "
-        ".parquet file, hf:NAME or FILE.py:FUNCTION"
+        ".parquet file, tar shards, hf:NAME, hf-stream:NAME, probe:images, probe:text or "
+        "FILE.py:FUNCTION"
     )
+
+
+def named_samples(spec: str, text: TextOptions) -> str | None:
+    """The name by which samples are known however large they are made; None if they have none.
+
+    An image of the probe is the same one in any size, and a text of it with any tokenizer, unless
+    texts are packed into sequences.
+    """
+    known = spec in _PICTURES or (spec == "probe:text" and text.packing != "packed")
+    return spec if known else None
+
+
+def _probe(spec: str, *, size: int, raw: bool, model: str, text: TextOptions, limit: int) -> Any:
+    if spec in _PICTURES:
+        sample = partial(_of_probe, made=_PICTURES[spec], size=size, raw=raw)
+        return Mapped(range(min(limit or probe_samples.IMAGES, probe_samples.IMAGES)), sample)
+    if spec == "probe:text":
+        every = Texts(spec, probe_samples.texts())
+        return _tokens(every, model, replace(text, packing=text.packing or "each"), limit)
+    raise DataError(f"no probe {spec!r}; expected probe:images, probe:noise or probe:text")
+
+
+def _of_probe(number: int, *, made: Callable[[int, int], Tensor], size: int, raw: bool) -> Tensor:
+    pixels = made(number, size)
+    return pixels if raw else normalised(pixels)
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -110,14 +149,9 @@ def _image_folder(root: Path, size: int, raw: bool, skip_bad: bool) -> Mapped:
 def _read_image(
     row: tuple[Path, int], *, size: int, raw: bool, skip_bad: bool
 ) -> tuple[Tensor, int]:
-    from PIL import Image
-
     path, label = row
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
-                return _to_tensor(image, size, raw), label
+        return to_tensor(read_image(path), size, raw), label
     except Exception as error:  # a damaged file makes its decoder raise whatever it likes
         if skip_bad:  # not finite, so the pass leaves it out and counts it
             return torch.full((3, size, size), torch.nan), label
@@ -125,17 +159,6 @@ def _read_image(
             f"cannot read the image {path} ({first_line(error)}); repair or remove it, or "
             "leave such images out with --on-bad skip"
         ) from error
-
-
-def _to_tensor(image: Any, size: int, raw: bool) -> Tensor:  # -> (3, size, size)
-    """A PIL image, resized and cropped to a square, in [0, 1] or normalised."""
-    from PIL import Image, ImageOps
-
-    fitted = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BICUBIC)
-    pixels = torch.from_numpy(np.asarray(fitted).copy()).permute(2, 0, 1).float() / 255
-    if raw:
-        return pixels
-    return (pixels - torch.tensor(_MEAN)[:, None, None]) / torch.tensor(_STD)[:, None, None]
 
 
 def _arrays(path: Path) -> tuple[Any, ...]:

@@ -45,7 +45,7 @@ def texts_of(table: Any, name: str, field: str | None = None) -> Texts:
     """The texts of a table of the library datasets."""
     kinds = {column: getattr(kind, "dtype", None) for column, kind in table.features.items()}
     of_text = [column for column, kind in kinds.items() if kind in ("string", "large_string")]
-    chosen = _field(field, of_text, list(kinds), name)
+    chosen = field_of_text(field, of_text, list(kinds), name)
 
     def rows() -> Iterator[str]:
         for batch in table.select_columns([chosen]).iter(batch_size=_ROWS):
@@ -54,7 +54,10 @@ def texts_of(table: Any, name: str, field: str | None = None) -> Texts:
     return Texts(f"{name} ({chosen})", rows())
 
 
-def _field(wanted: str | None, of_text: Sequence[str], every: Sequence[str], name: str) -> str:
+def field_of_text(
+    wanted: str | None, of_text: Sequence[str], every: Sequence[str], name: str
+) -> str:
+    """The field that holds the text, or an error that says which there are."""
     if wanted is not None and wanted not in every:
         raise DataError(f"{name} has no field {wanted!r}; nearest: {nearest(wanted, every)}")
     if wanted is not None and wanted not in of_text:
@@ -92,7 +95,7 @@ def _json_lines(path: Path, field: str | None) -> Texts:
     if first is None:
         raise DataError(f"{path} is empty: expected an object with a text in each line")
     of_text = [key for key, value in first[1].items() if isinstance(value, str)]
-    chosen = _field(field, of_text, list(first[1]), str(path))
+    chosen = field_of_text(field, of_text, list(first[1]), str(path))
 
     def rows() -> Iterator[str]:
         for number, row in _objects(path):
@@ -143,7 +146,7 @@ def _parquet(path: Path, field: str | None) -> Texts:
         raise unreadable(error) from error
     is_text = (arrow.types.is_string, arrow.types.is_large_string)
     of_text = [column.name for column in schema if any(test(column.type) for test in is_text)]
-    chosen = _field(field, of_text, schema.names, str(path))
+    chosen = field_of_text(field, of_text, schema.names, str(path))
 
     def rows() -> Iterator[str]:
         try:

@@ -8,7 +8,7 @@ low-rank adapter beside its `base_layer`, the `parametrizations` that a weight i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -58,16 +58,18 @@ def layer_of(modules: dict[str, nn.Module], parameter: str) -> str:
     return next(around, names[-1] if names else "")
 
 
-def matrices(module: nn.Module) -> int:
-    """How many weight matrices it and its parts are made of; a layer that was altered has one."""
-    return len(_matrices(module))
+def matrices(modules: Mapping[str, nn.Module]) -> dict[str, int]:
+    """How many weight matrices each and its parts are made of; a layer that was altered has one."""
+    known: dict[int, set[int]] = {}
 
+    def of(module: nn.Module) -> set[int]:
+        if id(module) not in known:
+            own = {id(p) for p in module.parameters(recurse=False) if p.ndim > 1}
+            parts = map(of, module.children())
+            known[id(module)] = {id(module)} if is_altered(module) else own.union(*parts)
+        return known[id(module)]
 
-def _matrices(module: nn.Module) -> set[int]:
-    if is_altered(module):
-        return {id(module)}
-    own = {id(p) for p in module.parameters(recurse=False) if p.ndim > 1}
-    return own.union(*map(_matrices, module.children()))
+    return {name: len(of(module)) for name, module in modules.items()}
 
 
 def has_matrices(module: nn.Module) -> bool:

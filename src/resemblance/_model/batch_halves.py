@@ -6,7 +6,6 @@ memory grows with those.
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,7 +14,7 @@ import torch
 
 from .._data.batches import take
 from .._data.sources import Batch, Piece
-from ..errors import DataError, ResemblanceWarning
+from ..errors import DataError, warn
 
 
 def cells(batch: Batch) -> int:
@@ -34,8 +33,8 @@ def halves(batch: Batch) -> tuple[Batch, Batch]:
         second = [Piece(whole.block, whole.indices[cut:], starts=False, ends=whole.ends)]
     at = sum(len(piece.indices) for piece in first)
     return (
-        Batch(first, take(batch.samples, slice(0, at))),
-        Batch(second, take(batch.samples, slice(at, len(batch.indices)))),
+        Batch(first, take(batch.samples, slice(0, at)), names=batch.names[:at]),
+        Batch(second, take(batch.samples, slice(at, None)), names=batch.names[at:]),
     )
 
 
@@ -74,11 +73,9 @@ class Halving:
                 "lower precision, fewer layers, gradient checkpointing or gradients=False"
             ) from error
         self.limit = max(1, cells(batch) // 2)
-        warnings.warn(
+        warn(
             f"memory did not do for a batch of {count} samples; going on with {count // 2} at a "
-            "time",
-            ResemblanceWarning,
-            stacklevel=4,
+            "time"
         )
         self._again(batch)
         torch.cuda.empty_cache()

@@ -33,6 +33,11 @@ class Place:
     samples: bool = True  # has an axis of samples, as far as is known
     axis: int | None = 0  # which
 
+    @property
+    def of_a_sample(self) -> tuple[int, ...]:
+        """The shape without its samples."""
+        return tuple(n for i, n in enumerate(self.shape) if i != self.axis)
+
 
 @dataclass(frozen=True)
 class Call:
@@ -130,7 +135,7 @@ def trace(
 ) -> tuple[list[Call], Any]:
     """Every module call of a forward pass, in the order in which outputs appear, and its output."""
     modules = modules_of(model)
-    matrices = {name: altered_layers.matrices(module) for name, module in modules.items()}
+    matrices = altered_layers.matrices(modules)
     within = altered_layers.inside_altered(modules)
     calls: list[Call] = []
     notes: list[Tensor] = []
@@ -176,7 +181,7 @@ def trace(
                 ended=ended,
             )
         )
-        notes.append(_noted(output, calls[-1].output))
+        notes.append(_totals(output, calls[-1].output))
         look(calls[-1].name, output)
 
     with contextlib.ExitStack() as hooks, torch.inference_mode(False), torch.no_grad():
@@ -186,26 +191,37 @@ def trace(
             hooks.callback(module.register_forward_hook(partial(after, name)).remove)
         outputs = run()
         found = zip(calls, _read(notes), strict=True)
-        return [replace(c, total=total, varies=bool(v)) for c, (total, v) in found], outputs
+        return [replace(c, total=sum(each), varies=_varies(c, each)) for c, each in found], outputs
 
 
-def _noted(output: Any, place: Place | None) -> Tensor:  # (2,): the total, and if samples differ
+def _totals(output: Any, place: Place | None) -> Tensor:  # (samples,), or (1,) without an axis
+    """Σ|x| of each sample in an output; the same ones give the same."""
     if place is None:
-        return torch.tensor([torch.nan, 0.0])
+        return torch.tensor([torch.nan])
     tensor = next(itertools.islice(tensors(output), place.position, None)).detach()
     if tensor.layout != torch.strided:
-        return torch.tensor([torch.nan, 1.0])
-    tensor = tensor.float() if tensor.element_size() == 1 else tensor  # 8 bits have no arithmetic
-    total = tensor.abs().sum(dtype=torch.float32)
-    rows = tensor.movedim(place.axis, 0) if place.axis is not None and tensor.ndim else tensor[None]
-    differ = (rows[:1] != rows[1:]).any() if len(rows) > 1 else torch.ones_like(total)
-    return torch.stack([total, differ.to(total)])
+        return torch.tensor([torch.nan])
+    if not tensor.is_floating_point() or tensor.element_size() == 1:  # 8 bits have no arithmetic
+        tensor = tensor.abs().float() if tensor.is_complex() else tensor.float()
+    others = [i for i in range(tensor.ndim) if i != place.axis]
+    if not others:
+        return tensor.abs().reshape(-1)
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    return torch.linalg.vector_norm(tensor, 1, dim=others, dtype=wide).reshape(-1)
 
 
 def _read(notes: list[Tensor]) -> list[list[float]]:
     """Numbers that lie on devices, with one wait for all of them."""
-    together = [note.to(notes[-1].device) for note in notes]
-    return torch.stack(together).tolist() if together else []
+    if not notes:
+        return []
+    together = torch.cat([note.to(notes[-1].device) for note in notes])
+    return [part.tolist() for part in together.cpu().split([len(note) for note in notes])]
+
+
+def _varies(call: Call, totals: list[float]) -> bool:
+    if call.output is None:
+        return False
+    return len(totals) < 2 or any(total != totals[0] for total in totals)
 
 
 class _Makers:

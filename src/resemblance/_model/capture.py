@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,11 @@ class Capture:
         self._leaves: list[Tensor] = []
         self._features: dict[int, tuple[Tensor, int]] = {}  # with the version of their memory
         self._done: set[int] = set()
+
+    @property
+    def learnt(self) -> Hashable:
+        """What former batches have shown, by which the next is run."""
+        return frozenset(self.copied), frozenset(self.dropped), frozenset(self._axes.items())
 
     def __enter__(self) -> Capture:
         modules = modules_of(self.model)

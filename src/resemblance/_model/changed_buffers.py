@@ -7,6 +7,7 @@ just before an operation first writes into it, so a model that writes into none 
 
 from __future__ import annotations
 
+import functools
 from typing import Any, TypeGuard
 
 import torch
@@ -32,15 +33,13 @@ class ChangedBuffers(TorchDispatchMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        schema = getattr(function, "_schema", None)
-        if schema is not None and self._watched:
+        if self._watched and (names := _written(function)):
+            schema = function._schema
             given = {**{a.name: x for a, x in zip(schema.arguments, args, strict=False)}, **kwargs}
             training = given.get("training", given.get("train"))
-            for argument in schema.arguments:
-                # batch norms do not declare that they write their running statistics
-                silent = training and argument.name in ("running_mean", "running_var")
-                if silent or (argument.alias_info and argument.alias_info.is_write):
-                    self._keep(given.get(argument.name))
+            for name in names:
+                if training or name not in _STATISTICS:
+                    self._keep(given.get(name))
         return function(*args, **kwargs)
 
     def _keep(self, value: Any) -> None:
@@ -58,6 +57,20 @@ class ChangedBuffers(TorchDispatchMode):
         with torch.no_grad():
             for buffer, copy in self._copies:
                 buffer.copy_(copy)
+
+
+_STATISTICS = ("running_mean", "running_var")  # that batch norms write in training, undeclared
+
+
+@functools.cache
+def _written(function: Any) -> tuple[str, ...]:
+    """The arguments that an operation may write into; most write into none."""
+    schema = getattr(function, "_schema", None)
+    return tuple(
+        argument.name
+        for argument in (() if schema is None else schema.arguments)
+        if argument.name in _STATISTICS or (argument.alias_info and argument.alias_info.is_write)
+    )
 
 
 def _places(buffers: dict[str, Tensor | None]) -> list[tuple[str, int]]:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from ..errors import LayerError, ResemblanceWarning, nearest
+from ..errors import LayerError, nearest, warn
 from .automatic_layers import INPUT, Choice, automatic
 from .call_trace import Call, modules_of
 from .channel_axis import ChannelAxis
@@ -80,7 +79,7 @@ def _asked(layers: str | Sequence[str]) -> list[str]:
 def _automatic(calls: Sequence[Call]) -> Choice:
     choice = automatic(calls)
     if choice.left_out:
-        warnings.warn(_LEFT_OUT.format(", ".join(choice.left_out)), ResemblanceWarning, 4)
+        warn(_LEFT_OUT.format(", ".join(choice.left_out)))
     if not (choice.outputs or choice.inputs):
         raise LayerError(
             'layers="auto" found no layer that gives a floating-point tensor with one row a '

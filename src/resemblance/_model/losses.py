@@ -55,6 +55,7 @@ class Objective:
     logits: FindLogits | None = None
     summed: bool = False  # over a sample's predictions, instead of their mean
     shifted: bool = False  # labels are tokens, each of which the position before it predicts
+    compiled: bool = False  # labels were checked before, and all logits are widened at once
 
     def __post_init__(self) -> None:
         if not callable(self.target) and self.target not in ("tempered", "labels"):
@@ -93,7 +94,9 @@ class Objective:
         z = self._scores(outputs)  # (n, positions, classes)
         counted, y = real_positions(batch, z.shape[:2], z.device), None
         if self.target == "labels":
-            y = _checked_labels(batch, z)
+            y = _labels(batch, z)
+            if not self.compiled:
+                _refuse_out_of_range(y, z.shape[-1])
             if self.shifted:
                 y = F.pad(y[:, 1:], (0, 1), value=IGNORED)
             counted = counted & (y != IGNORED)
@@ -109,7 +112,14 @@ class Objective:
             "tempered": partial(_tempered, beta=self.beta),
             "labels": _labelled,
         }
-        return Start(z, _gradient(at_logits[self.target], z.detach(), weights * scale, y))
+        at_once = z.numel() if self.compiled else _AT_ONCE.get(z.device.type, _AT_ONCE["cpu"])
+        return Start(z, _gradient(at_logits[self.target], z.detach(), weights * scale, y, at_once))
+
+    def check_labels(self, batch: Any, outputs: Any) -> None:
+        """An error if labels count here and are not among the classes that outputs are over."""
+        y = labels_of(batch)
+        if self.target == "labels" and isinstance(y, Tensor):
+            _refuse_out_of_range(y, self._scores(outputs).shape[-1])
 
     def _checked(self, found: Any, count: int) -> Tensor:  # (n,)
         if not isinstance(found, Tensor) or found.shape != (count,):
@@ -153,10 +163,11 @@ def _gradient(
     z: Tensor,  # (n, positions, classes)
     weights: Tensor,  # (n, positions)
     y: Tensor | None,  # (n, positions)
+    at_once: int,  # logits
 ) -> Tensor:
     """Weighted gradients at all logits, in their dtype; computed in that of the weights."""
     out = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-    step = max(1, _AT_ONCE.get(z.device.type, _AT_ONCE["cpu"]) // z.shape[-1])
+    step = max(1, at_once // z.shape[-1])
     rows = [x.flatten(0, 1).split(step) for x in (z, out)]
     labels = [None] * len(rows[0]) if y is None else y.flatten().split(step)
     for given, into, weight, label in zip(
@@ -208,7 +219,7 @@ def by_position(z: Tensor) -> Tensor:  # -> (n, positions, classes)
     return z.flatten(1, -2) if z.ndim > 2 else z[:, None]
 
 
-def _checked_labels(batch: Any, z: Tensor) -> Tensor:  # -> (n, positions)
+def _labels(batch: Any, z: Tensor) -> Tensor:  # -> (n, positions)
     y = labels_of(batch)
     if y is None:
         raise TargetError(
@@ -229,11 +240,13 @@ def _checked_labels(batch: Any, z: Tensor) -> Tensor:  # -> (n, positions)
             f"{y.dtype} labels of shape {tuple(y.shape)}; for other targets pass "
             "target=<function (outputs, batch) -> losses>"
         )
-    y = y.reshape(n, positions).long()
+    return y.reshape(n, positions).long()
+
+
+def _refuse_out_of_range(y: Tensor, classes: int) -> None:
     wrong = (y != IGNORED) & ((y < 0) | (y >= classes))
     if bool(wrong.any()):
         raise DataError(
             f"label {int(y[wrong][0])} is out of range: the model has {classes} classes, "
             f"so labels run from 0 to {classes - 1}"
         )
-    return y

@@ -8,9 +8,8 @@ let it `feed` a `Consumer` the features and gradients at chosen layers.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -19,15 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from .._data.batches import size, to_device
+from .._data.shares import Share
 from .._data.sources import Batch, BlockSize, Piece, Source, source
+from .._progress_bar import Advance
 from .._progress_bar import progress as progress_bar
-from ..errors import DataError, LayerError, ResemblanceError, ResemblanceWarning, TargetError
+from ..errors import DataError, LayerError, ResemblanceError, TargetError, warn
 from . import batch_size as batch_sizes
 from . import not_logits
 from .batch_halves import Halving, cells
 from .call_trace import Call, trace
-from .capture import Capture
+from .capture import Capture, Consume
 from .changed_buffers import ChangedBuffers
+from .compiled_capture import CompiledCapture
+from .compiled_program import OneBatch, See
 from .evaluation_mode import RandomState, untouched, unwrap
 from .input_misfit import misfit
 from .language_models import language_model, runner, with_decoder_inputs
@@ -124,7 +127,6 @@ def opened(
     *,
     seed: int = 0,  # of the order of samples
     block: BlockSize = "auto",
-    shard: tuple[int, int] = (0, 1),
     call: RunModel | None = None,
     frozen: bool = True,  # False where no gradient is taken
     draw: Prepare | None = None,  # tokens, where these are the samples
@@ -142,7 +144,7 @@ def opened(
     with untouched(model, frozen=frozen):
         many = {} if draw is None else {"fewest": 1}  # each window of sequences makes many blocks
         prepare = _preparing(model, draw, by_convention=call is None)
-        samples = source(data, seed=seed, block=block, shard=shard, **many)
+        samples = source(data, seed=seed, block=block, **many)
         trial = Batch([Piece(0, np.arange(size(samples.first)))], samples.first)
         trial = prepare(trial)
         first = to_device(trial.samples, device)
@@ -158,7 +160,7 @@ def opened(
             except Exception as error:
                 raise misfit(model, first, error) from error
             if unsteady is not None:
-                warnings.warn(str(unsteady), ResemblanceWarning, stacklevel=4)
+                warn(str(unsteady))
             yield ModelPass(
                 model, device, samples, replace(trial, samples=first), calls, outputs, run, prepare
             )
@@ -192,10 +194,11 @@ class ModelPass:
     outputs: Any  # of the model, in that trial
     run: RunModel
     prepare: Prepare  # batches as they come from the source
+    share: Share = field(default_factory=Share)  # of the data, that it is run on
 
     def batches(self, batch_size: int) -> Iterator[tuple[Batch, Any]]:
         """Batches as they come, each with its samples on the model's device."""
-        for batch in self.source.batches(batch_size):
+        for batch in self.source.batches(batch_size, self.share):
             batch = self.prepare(batch)
             yield batch, to_device(batch.samples, self.device)
 
@@ -211,6 +214,7 @@ class ModelPass:
         what: str = "",
         may_drop: bool = False,
         watch: Watch | None = None,
+        compile: bool = False,
     ) -> set[int]:
         """Run the model over all batches and hand on every tapped layer of each.
 
@@ -218,28 +222,42 @@ class ModelPass:
         have no rows such as are recorded are left out instead; returns which.
         """
         capture = Capture(self.model, taps, gradients=objective is not None)
-        with capture, progress_bar(progress, self.source.expected, what) as advance:
-            before = batch_sizes.allocated(self.device)
-            self._try(capture, objective, may_drop=may_drop)
-            limit = None
-            if isinstance(batch_size, str):  # "auto"
-                each = (batch_sizes.allocated(self.device) - before) // len(self.trial.indices)
-                length = cells(self.trial) // len(self.trial.indices)
-                batch_size = batch_sizes.chosen(
-                    self.device, self.source.block, each, deterministic, length
+        expected = self.source.expected(self.share)
+        as_written = one_batch = partial(self._one_batch, capture, objective, watch)
+        with progress_bar(progress, expected, what) as advance:
+            if compile:  # looks at the model before hooks are on it
+                traced = replace(objective, compiled=True) if objective is not None else None
+                compiled = CompiledCapture(
+                    capture,
+                    as_written,
+                    partial(self._one_batch, capture, traced, watch),
+                    (self.run, objective, watch and watch.logits_of),
+                    advance.say,
                 )
-                limit = batch_size * length
-            self._run_all(capture, consumer, objective, batch_size, limit, advance, watch)
+                one_batch = partial(self._checked, objective, compiled.run)
+            with capture:
+                before = batch_sizes.allocated(self.device)
+                self._try(capture, objective, may_drop=may_drop)
+                limit = None
+                if isinstance(batch_size, str):  # "auto"
+                    each = (batch_sizes.allocated(self.device) - before) // len(self.trial.indices)
+                    length = cells(self.trial) // len(self.trial.indices)
+                    batch_size = batch_sizes.chosen(
+                        self.device, self.source.block, each, deterministic, length
+                    )
+                    limit = batch_size * length
+                self._run_all(one_batch, consumer, batch_size, limit, advance, watch)
+            if compile:
+                compiled.finish()
         return capture.dropped
 
     def _run_all(
         self,
-        capture: Capture,
+        one_batch: OneBatch,
         consumer: Consumer,
-        objective: Objective | None,
         batch_size: int,
         limit: int | None,
-        advance: Callable[[int], None],
+        advance: Advance,
         watch: Watch | None,
     ) -> None:
         """All batches, those for which a GPU has too little memory in halves.
@@ -250,18 +268,15 @@ class ModelPass:
         halving = Halving(limit, self.prepare)
         careful = self.device is not None and self.device.type in _RUNS_OUT
         careful &= limit is not None or self.trial.drawn is not None
-        for batch in halving.batches(self.source.batches(batch_size)):
+        for batch in halving.batches(self.source.batches(batch_size, self.share)):
             held = _Held() if careful and cells(batch) > halving.proven else None
             samples = batch.samples if held is None else copied(batch.samples)
             if held is None:
                 consumer.begin(batch)
             try:
                 samples = to_device(samples, self.device)
-                watching = watch
-                if watch is not None and held is not None:
-                    watching = replace(watch, see=held.see)
-                consume = (held or consumer).consume
-                self._one_batch(capture, objective, batch, samples, consume, watch=watching)
+                see = None if watch is None else (held or watch).see
+                one_batch(samples, Rows(batch), (held or consumer).consume, see)
             except torch.OutOfMemoryError as error:
                 if held is None:
                     raise DataError(_OUT_OF_MEMORY) from error
@@ -275,29 +290,42 @@ class ModelPass:
             halving.ran(batch)
             advance(len(batch.indices))
 
+    def _checked(
+        self,
+        objective: Objective | None,
+        one_batch: OneBatch,
+        samples: Any,
+        rows: Rows,
+        consume: Consume,
+        see: See | None,
+    ) -> None:
+        """One batch whose labels, which compiled code cannot look at, are looked at before."""
+        if objective is not None:
+            objective.check_labels(samples, self.outputs)
+        one_batch(samples, rows, consume, see)
+
     def _one_batch(
         self,
         capture: Capture,
         objective: Objective | None,
-        batch: Batch,
+        watch: Watch | None,
         samples: Any,  # those of the batch, on the device
-        consume: Callable[[int, Tensor, Tensor | None], None],
+        rows: Rows,
+        consume: Consume,
+        see: See | None,
         *,
         may_drop: bool = False,
-        watch: Watch | None = None,
     ) -> None:
-        rows = Rows(batch)
-
         def forward() -> Any:
             outputs = self.run(self.model, samples)
-            if watch is not None:
-                watch.see(watch.of(outputs, rows))
+            if watch is not None and see is not None:
+                see(watch.of(outputs, rows))
             return outputs
 
         capture.run(
             forward,
             None if objective is None else partial(objective.start, samples),
-            len(batch.indices),
+            rows.samples,
             consume,
             rows.pick,
             may_drop=may_drop,
@@ -316,8 +344,8 @@ class ModelPass:
             if objective.by_convention:
                 z = find_logits(self.outputs)
                 not_logits.refuse(self.model, self.trial.samples, z, self.calls)
-        samples = self.trial.samples
-        self._one_batch(capture, objective, self.trial, samples, note, may_drop=may_drop)
+        samples, rows = self.trial.samples, Rows(self.trial)
+        self._one_batch(capture, objective, None, samples, rows, note, None, may_drop=may_drop)
         if len(capture.dropped) == len(capture.taps):
             raise LayerError(
                 "no layer chosen has one row for each position of a sequence; name some that do, "

@@ -52,6 +52,11 @@ def readers(model: nn.Module) -> dict[str, Read]:
     }
 
 
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether any weight is kept elsewhere and brought when it is needed."""
+    return any(_offloads(hook) for module in model.modules() for hook in _hooks(module))
+
+
 @contextlib.contextmanager
 def fetched_again(model: nn.Module) -> Iterator[None]:
     """In the block, a graph fetches offloaded weights for its backward and does not hold them."""

@@ -7,6 +7,8 @@ in each block by block. Where samples are recorded whole this is their own order
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,6 +29,7 @@ class Rows:
             sample.append(np.tile(np.arange(start, start + n), tokens))
             token.append(np.repeat(np.arange(tokens), n))
             start += n
+        self.samples = start
         self.sample = np.concatenate(sample)  # (rows,) in the batch
         self.token = np.concatenate(token)  # (rows,) the first, second … drawn from it
         self._at: dict[torch.device, tuple[Tensor, Tensor]] = {}
@@ -37,8 +40,19 @@ class Rows:
             return x
         if x.ndim < 3 or tuple(x.shape[:2]) != (len(self.drawn.positions), self.drawn.length):
             return None
-        if x.device not in self._at:
+        return x[self.at(x.device)]
+
+    def at(self, device: torch.device) -> tuple[Tensor, Tensor]:  # (rows,), (rows,)
+        """The sample and the position of each token drawn, on a device."""
+        assert self.drawn is not None
+        if device not in self._at:
             at = (self.sample, self.drawn.positions[self.sample, self.token])
-            i, j = (without_waiting(torch.from_numpy(one), x.device) for one in at)
-            self._at[x.device] = i, j
-        return x[self._at[x.device]]
+            i, j = (without_waiting(torch.from_numpy(one), device) for one in at)
+            self._at[device] = i, j
+        return self._at[device]
+
+    def found_at(self, sample: Tensor, position: Tensor) -> Rows:
+        """Rows of the same shape, which lie where these tensors say."""
+        rows = copy.copy(self)
+        rows._at = {sample.device: (sample, position)}
+        return rows

@@ -48,6 +48,12 @@ def recomputed(model: nn.Module) -> Iterator[None]:
             raise
 
 
+def is_recomputed(model: nn.Module) -> bool:
+    """Whether any layer is, here and now."""
+    own = (module.__dict__.get("forward") for module in model.modules())
+    return any(isinstance(forward, partial) and forward.func is _run for forward in own)
+
+
 _TAPPED_INSIDE = (
     "a layer inside a part of the network that uses gradient checkpointing cannot be recorded with "
     "gradients; switch checkpointing off, or record the part's own output"

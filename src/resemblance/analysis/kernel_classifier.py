@@ -248,7 +248,13 @@ class KernelClassifier:
                 true.append(labels.of_batch(indices, own, None))
 
         visit(self.model, data, self.layer_, self._how, consume)
-        back = np.argsort(np.concatenate(order))
+        indices = np.concatenate(order)
+        back = np.argsort(indices)
+        if indices[back[-1]] >= len(indices):
+            raise DataError(
+                "samples that are known by keys come in no order to give predictions in; pass a "
+                "data set or arrays, or shuffle nothing and leave the keys out"
+            )
         return torch.cat(values).numpy()[back], np.concatenate(true)[back] if true else None
 
     def _targets(self, found: np.ndarray) -> Tensor:  # (n,) -> (n, classes)

@@ -31,11 +31,7 @@ class Problem:
     @staticmethod
     def of_items(items: Vectors, targets: Tensor) -> Problem:
         """Cost: O(n³), or O(n d²) for a single kind of fewer dimensions than items."""
-        x = next(iter(items.values()))
-        if len(items) > 1 or len(x) <= x.shape[1]:
-            return Problem(items, targets, *_spectrum(kernel(items, items)))
-        values, vectors = _spectrum(x.T.double() @ x.double())
-        return Problem(items, targets, values, x.double() @ vectors / values.sqrt())
+        return Problem(items, targets, *spectrum(items))
 
     def alphas(self) -> list[float]:
         """Ridges worth trying: eight decades about the mean eigenvalue over the n items."""
@@ -74,6 +70,15 @@ def best(
     least = errors.index(min(errors))
     hits = predictions[least].argmax(1) == targets.argmax(1)
     return alphas[least], float(hits.double().mean())
+
+
+def spectrum(items: Vectors) -> tuple[Tensor, Tensor]:  # (r,), (n, r)
+    """Eigenvalues and eigenvectors of the kernel of items, without those that are round-off."""
+    x = next(iter(items.values()))
+    if len(items) > 1 or len(x) <= x.shape[1]:
+        return _spectrum(kernel(items, items))
+    values, vectors = _spectrum(x.T.double() @ x.double())
+    return values, x.double() @ vectors / values.sqrt()
 
 
 def kernel(rows: Vectors, items: Vectors) -> Tensor:  # (n, d), (m, d) -> (n, m)

@@ -19,8 +19,9 @@ from .._data.batches import attention_mask, labels_of
 from .._data.sources import Batch
 from .._model import pooling
 from .._model.layer_choice import select
-from .._model.losses import FindLogits, Objective
-from .._model.model_pass import RunModel, opened
+from .._model.losses import FindLogits, Objective, are_probabilities, by_position, find_logits
+from .._model.model_pass import ModelPass, RunModel, Watch, opened
+from .._model.not_logits import objection
 from .._ops.feature_fold import Fold
 from .._whole_numbers import checked_seed, whole_number
 from ..errors import DataError, TargetError
@@ -28,6 +29,7 @@ from ..representation.layer import Kind
 
 Vectors = dict[Kind, Tensor]  # the kinds asked for, each (n, d), float32 on the CPU
 Visitor = Callable[[np.ndarray, Any, dict[str, Vectors]], None]  # indices, labels, by layer
+See = Callable[[Tensor], None]
 
 
 def joined(parts: Sequence[Vectors]) -> Vectors:
@@ -55,24 +57,48 @@ class Pass:
 
 
 def visit(
-    model: nn.Module, data: Any, layers: str | Sequence[str], how: Pass, visitor: Visitor
+    model: nn.Module,
+    data: Any,
+    layers: str | Sequence[str],
+    how: Pass,
+    visitor: Visitor,
+    *,
+    see: See | None = None,
 ) -> None:
     """Call `visitor(indices, labels, vectors)` for each batch; the model is left as it was.
 
     Indices (n,) are positions in the data, labels are the batch's own or None, and vectors are by
-    layer in order of execution. NaN or Inf is refused with its layer and sample.
+    layer in order of execution. NaN or Inf is refused with its layer and sample. `see` is shown the
+    logits (n, classes) of each batch before it is visited, if the model gives one row a sample.
     """
     pooling.check(how.pool)
     objective = Objective("tempered", how.beta, how.logits) if "gradients" in how.kinds else None
     with opened(model, data, seed=how.seed, block=how.batch_size, call=how.call) as run:
         taps = select(run.model, layers, run.calls)
         consumer = _Handing([tap.name for tap in taps], how, visitor)
-        run.feed(taps, consumer, objective, batch_size=how.batch_size)
+        watch = None if see is None else _watch(run, how, see)
+        run.feed(taps, consumer, objective, batch_size=how.batch_size, watch=watch)
     if objective is not None and consumer.flat:
         raise TargetError(
             f"the gradient of the loss is zero at {sorted(consumer.flat)} for every sample; use "
             "the features kernel"
         )
+
+
+def _watch(run: ModelPass, how: Pass, see: See) -> Watch | None:
+    """Someone who sees logits, or nobody where the model's trial gave none."""
+    find = how.logits or find_logits
+    try:
+        z = by_position(find(run.outputs))
+    except TargetError:
+        return None
+    if z.shape[1] > 1:  # predictions for tokens or pixels
+        return None
+    if are_probabilities(z):
+        return Watch(lambda outputs: by_position(find(outputs)).log(), see)
+    if how.logits is None and objection(run.model, run.trial.samples, find(run.outputs), run.calls):
+        return None
+    return Watch(lambda outputs: by_position(find(outputs)), see)
 
 
 class _Handing:
@@ -110,7 +136,7 @@ class _Handing:
                 if len(bad):
                     raise DataError(
                         f"NaN or Inf in the {kind} of layer {name!r} at sample "
-                        f"{self._batch.indices[int(bad[0])]}; repair the sample or the model"
+                        f"{self._batch.name(int(bad[0]))}; repair the sample or the model"
                     )
             if "gradients" in found and found["gradients"].any():
                 self.flat.discard(name)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .._ops import packed_kernels as packing
 from ..errors import MismatchError
 from ..representation.layer import Layer
 from ..representation.representation import Representation
@@ -27,8 +26,10 @@ from ..similarity import (
     whole_estimates,
 )
 from ..similarity.combinations import Kernel
+from ..similarity.kernel_strips import Strips
 from ..similarity.whole_estimates import is_whole
 
+_AS_IT_IS = torch.ones(1, 1, dtype=torch.float64)
 _GROUPS = 64  # of samples whose norms are known, to be left out in turn
 
 
@@ -132,38 +133,38 @@ def _block_sums(
 
 
 def _sums(layer: Layer, kernel: Kernel, sizes: Sequence[int]) -> np.ndarray:  # (k, 8)
-    rows = []
-    for t, d in stored_kernels.kernel_blocks(layer, kernel, sizes):
-        s, s2, count = d.sum(), (d**2).sum(), len(d)
-        weights = (d.clamp_min(0).sqrt().sum() ** 2 - s, s**2 - s2)
-        rows.append((count, count * (count - 1), s, s2, 2 * t.sum(), 2 * (t**2).sum(), *weights))
-    return np.array(rows, float).reshape(-1, 8)
+    rows, many = [torch.zeros(0, 8, dtype=torch.float64)], stored_kernels.at_once(1, "cpu")
+    for t, d in stored_kernels.stacked([layer], kernel, sizes, at_once=many):
+        s, s2, n = d.sum(1), d.square().sum(1), torch.full((len(d),), float(d.shape[1])).double()
+        weights = (d.clamp_min(0).sqrt().sum(1) ** 2 - s, s**2 - s2)
+        of_pairs = (2 * t.sum(1), 2 * t.square().sum(1))
+        rows.append(torch.stack([n, n * (n - 1), s, s2, *of_pairs, *weights], 1))
+    return torch.cat(rows).numpy()
 
 
 def _whole_sums(
     layer: Layer, kernel: Kernel, rep: Representation
 ) -> tuple[np.ndarray, np.ndarray]:  # (8,), (k, 8)
     """The same of a whole kernel, and without each of some groups of its samples."""
-    n = rep.samples
-    triangle, d = stored_kernels.read([layer], kernel, slice(0, 1), n, "cpu", whole=True)
-    k = packing.squares(triangle, torch.zeros_like(d))[0]
-
-    def sums(rows: slice, columns: slice) -> np.ndarray:  # Σ K, Σ K² off the diagonal
-        part = k[rows, columns]
-        return np.array([float(part.sum()), float(part.square().sum())])
+    strips = Strips([layer], kernel, 0, rep.samples, loose=False, whole=True, unit=_AS_IT_IS)
+    spans, d = whole_estimates.groups(rep.samples), strips.diagonal[0]
+    tiles = np.zeros((2, len(spans), len(spans)))  # ΣK and ΣK² of rows of a span, columns of others
+    for g, (start, stop) in enumerate(spans):
+        strip = strips.rows(start, stop)[0]
+        columns = torch.stack([strip.sum(0), strip.square().sum(0)]).numpy()
+        tiles[:, g, : g + 1] = np.add.reduceat(columns, [at for at, _ in spans[: g + 1]], axis=1)
 
     def row(diagonal: torch.Tensor, pairs: np.ndarray) -> tuple[float, ...]:
         count = len(diagonal)
         linear = float(diagonal.sum()), float(diagonal.square().sum())
         return (count, count * (count - 1), *linear, *pairs, math.nan, math.nan)
 
-    every = sums(slice(None), slice(None))
+    every = 2 * tiles.sum((1, 2))
     others = []
-    for start, stop in whole_estimates.groups(n):
-        gone = slice(start, stop)
-        pairs = every - 2 * sums(gone, slice(None)) + sums(gone, gone)
-        others.append(row(torch.cat([d[0, :start], d[0, stop:]]), pairs))
-    return np.array(row(d[0], every)), np.array(others)
+    for g, (start, stop) in enumerate(spans):
+        gone = 2 * (tiles[:, g].sum(1) + tiles[:, :, g].sum(1) - tiles[:, g, g])
+        others.append(row(torch.cat([d[:start], d[stop:]]), every - gone))
+    return np.array(row(d, every)), np.array(others)
 
 
 def from_buckets(layer: Layer, kernel: Kernel, rep: Representation) -> SquaredNorms:

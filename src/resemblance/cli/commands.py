@@ -19,7 +19,7 @@ import resemblance as rs
 
 from .._atomic_files import check_writable
 from ..similarity.combinations import ESTIMATORS, INDICES, KERNELS
-from . import tables
+from . import sharing, tables
 
 app = typer.Typer(
     name="resemblance",
@@ -47,8 +47,9 @@ DataName = Annotated[
     str,
     Option(
         "--data",
-        help="digits, a folder of images, an .npz, a .txt, .jsonl or .parquet of text, "
-        "hf:NAME-OR-FOLDER or FILE.py:FUNCTION.",
+        help="digits, a folder of images, an .npz, a .txt, .jsonl or .parquet of text, tar shards, "
+        "a folder of .parquet, hf:NAME-OR-FOLDER, hf-stream:NAME, probe:images, probe:noise, "
+        "probe:text or FILE.py:FUNCTION.",
     ),
 ]
 Weights = Annotated[
@@ -74,9 +75,15 @@ def _main(
 @app.command()
 def demo(
     out: Annotated[Path, Option("--out", "-o", help="Folder to write.")] = Path("resemblance-demo"),
+    zoo: Annotated[
+        bool, Option("--zoo", help="Fill a zoo instead, and ask it which network fits new data.")
+    ] = False,
 ) -> None:
     """Train small networks on handwritten digits, compare them, and write a report."""
-    from ..demo.story import run
+    if zoo:
+        from ..demo.zoo_story import run
+    else:
+        from ..demo.story import run
 
     run(out, say=tables.say)
 
@@ -88,34 +95,42 @@ def layers(
     weights: Weights = None,
     size: Size = 224,
     raw: Raw = False,
+    only: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        Option("--filter", help="Only what --layer would take; repeat for more. Default: all."),
+    ] = None,
     json_file: Json = None,
 ) -> None:
     """List what can be recorded: the modules that run, their shapes, and what `auto` picks."""
     from .._data.named_data import load_data
     from .._model.automatic_layers import INPUT, automatic
+    from .._model.layer_choice import select
     from .._model.model_pass import opened
     from .._model.named_models import load_model
 
     tables.check_json(json_file)
     net = load_model(model, weights=weights)
-    samples = load_data(data, size=size, raw=raw, model=model)
+    few = 0 if ".py:" in data else 2  # what a trial needs; a function may give what has no length
+    samples = load_data(data, size=size, raw=raw, model=model, limit=few, buffer=1)
     with opened(net, samples) as run:
         calls, choice = run.calls, automatic(run.calls)
+        taps = select(run.model, only, calls) if only else None
     chosen = choice.names()
+    asked = None if taps is None else {tap.name.removesuffix(INPUT) for tap in taps}
     rows: list[dict[str, Any]] = [
         {
             "layer": call.name,
             "kind": call.kind,
-            "shape": None if call.shape is None else list(call.shape[1:]),
+            "shape": None if call.output is None else list(call.output.of_a_sample),
             "auto": [c for c in chosen if c.removesuffix(INPUT) == call.name],
         }
         for call in calls
+        if asked is None or call.name in asked
     ]
     if not tables.wrote_json(json_file, rows):
-        tables.show_layers(rows)
-        tables.say(f"{len(rows)} modules run; auto records {len(chosen)}: {', '.join(chosen)}")
+        tables.show_layers(rows, chosen, len(calls))
         if choice.left_out:
-            tables.say(f"without an axis of samples, so left out: {', '.join(choice.left_out)}")
+            tables.tell(f"without an axis of samples, so left out: {', '.join(choice.left_out)}")
 
 
 @app.command()
@@ -150,6 +165,9 @@ def record(
         Option("--outputs-of", help="A base's file: keep what this one gives its likely classes."),
     ] = None,
     limit: Annotated[int, Option(min=0, help="Use only the first so many samples.")] = 0,
+    buffer: Annotated[
+        int, Option(min=1, help="Samples of a stream that wait to be shuffled.")
+    ] = 10_000,
     batch_size: Annotated[
         Optional[int],  # noqa: UP045
         Option("--batch-size", help="Samples in a forward pass; default: 128, on a GPU what fits."),
@@ -178,57 +196,91 @@ def record(
     data_id: Annotated[
         str, Option(help="Name of the samples, where preprocessing differs by model.")
     ] = "",
+    shard: Annotated[
+        str, Option(metavar="I/N", help="Only the I-th of N shares of the data, for `merge`.")
+    ] = "",
+    checkpoint: Annotated[
+        Optional[Path],  # noqa: UP045
+        Option(help="File to save progress in; a pass that finds it goes on from there."),
+    ] = None,
+    every: Annotated[float, Option(min=0, help="Seconds between checkpoints.")] = 60.0,
+    compiled: Annotated[
+        bool, Option("--compile", help="Run as one compiled graph, which takes a while to make.")
+    ] = False,
     json_file: Json = None,
 ) -> None:
     """Record a network on a data set: one pass, no labels, one file."""
-    import torch
-
-    from .._data.named_data import load_data
     from .._data.tokenized_text import TextOptions, sequences_in
-    from .._model.named_models import load_model
-    from .._ops.device_choice import usable
+    from ..recording import checkpoint_files
+    from ..recording.by_name import Wanted, opened_data, record_named
 
     check_writable(out)
     tables.check_json(json_file)
     text = TextOptions(length, cast(Any, packing), text_field)
-    net = load_model(model, weights=weights, pretrained=pretrained)
-    how: dict[str, Any] = {"size": size, "raw": raw, "skip_bad": on_bad == "skip"}
-    samples = load_data(data, model=model, text=text, limit=limit, **how)
-    sequences = sequences_in(samples)
-    if sequences is not None:
-        tables.say(sequences.summary, err=True)
+    wanted = Wanted(
+        model, data, weights, pretrained, size, raw, on_bad == "skip", limit, text, buffer=buffer
+    )
     options: dict[str, Any] = {"pool": pool, "target": target, "beta": beta, "on_bad": on_bad}
     options |= {"seed": seed, "buckets": buckets, "blocks": blocks}
     options |= {"block": "auto" if block is None else block, "unit": unit, "tokens": tokens}
     options |= {"batch_size": "auto" if batch_size is None else batch_size}
-    options |= {"tokenizer": None if sequences is None else sequences.tokenizer}
     options |= {"layers": layer or "auto", "gradients": not features_only}
     options |= {"outputs": outputs, "outputs_of": outputs_of}
-    options |= {"name": name or out.stem, "data_id": data_id or None}
-    net = net.to(usable(device or ("cuda" if torch.cuda.is_available() else "cpu")))
-    rep = rs.record(net, samples, **options)
-    address = f"{model} --weights {weights}" if weights else model
-    rep = replace(rep, model=replace(rep.model, address=address))
-    rep.save(out)
+    options |= {"name": name or out.stem, "data_id": data_id or None, "compile": compiled}
+    options |= {"shard": sharing.shard(shard), "checkpoint": sharing.checkpoint(checkpoint, every)}
+    with sharing.together(device) as (rank, own):
+        wanted = replace(wanted, device=own)
+        samples = opened_data(wanted)
+        sequences = sequences_in(samples)
+        if sequences is not None and not rank:
+            tables.say(sequences.summary, err=True)
+        rep = record_named(wanted, samples, **options, progress=False if rank else None)
+        sharing.refuse_few(rep, blocks)
+        if rank:
+            return
+        rep.save(out)
+        if checkpoint is not None:
+            checkpoint_files.remove(checkpoint)
     if not tables.wrote_json(json_file, tables.about(rep, out)):
         skipped = f" ({rep.data.skipped} skipped)" if rep.data.skipped else ""
+        part = "" if rep.complete else f", {tables.shards(rep)}"
         tables.say(
-            f"{out}: {rep.name}, {len(rep)} layers, {rep.samples:,} {rep.settings.unit}s{skipped}, "
-            f"{out.stat().st_size / 1e6:.1f} MB"
+            f"{out}: {rep.name}, {len(rep)} layers, {rep.samples:,} {rep.settings.unit}s{skipped}"
+            f"{part}, {out.stat().st_size / 1e6:.1f} MB"
         )
+
+
+@app.command()
+def merge(
+    files: Annotated[list[Path], Argument(help="Shards, from `resemblance record --shard`.")],
+    out: Annotated[Path, Option("--out", "-o", help="File to write (.rsm).")],
+    json_file: Json = None,
+) -> None:
+    """Put shards that were recorded apart together into one file."""
+    check_writable(out)
+    tables.check_json(json_file)
+    rep = rs.merge(rs.load(file) for file in files)
+    rep.save(out)
+    if not tables.wrote_json(json_file, tables.about(rep, out)):
+        part = "" if rep.complete else f"; {tables.shards(rep)}"
+        tables.say(f"{out}: {rep.name}, {rep.samples:,} {rep.settings.unit}s{part}")
 
 
 @app.command()
 def compare(
     a: Annotated[Path, Argument(help="Rows.")],
     b: Annotated[Path, Argument(help="Columns.")],
-    kernel: Kernel = "product",
+    kernel: Annotated[
+        Optional[str],  # noqa: UP045
+        Option(help=f"{_one_of(KERNELS)} Default: features and gradients."),
+    ] = None,
     index: Annotated[str, Option(help=_one_of(INDICES))] = "cka",
     centre: Annotated[
         Optional[bool],  # noqa: UP045
         Option("--centre/--no-centre", help="Take the mean off; default: for features."),
     ] = None,
     estimator: Annotated[str, Option(help=_one_of(("auto", *ESTIMATORS)))] = "auto",
+    pairs: Annotated[bool, Option("--map", help="Show all pairs of layers as well.")] = False,
     json_file: Json = None,
     png: Annotated[
         Optional[Path],  # noqa: UP045
@@ -236,19 +288,27 @@ def compare(
     ] = None,
 ) -> None:
     """Compare two recorded networks, layer by layer."""
-    from ..views import figures
+    from ..views import figures, two_kernels_drawn
+    from . import two_kernels
+    from .compared_layers import show_compared
 
     tables.check_json(json_file)
     if png is not None:
         png = figures.picture(png)
-    choices: dict[str, Any] = {"kernel": kernel, "index": index, "estimator": estimator}
-    result = rs.compare(rs.load(a), rs.load(b), centre=centre, **choices)
+    one, two = rs.load(a), rs.load(b)
+    how: dict[str, Any] = {"index": index, "estimator": estimator, "centre": centre}
+    if kernel is None:
+        result = two_kernels.both(one, two, **how)
+        content, found = result.to_dict(), result.found
+    else:
+        single = rs.compare(one, two, kernel=cast(Any, kernel), **how)
+        result = two_kernels.Compared((single,))
+        content, found = single.to_dict(), (single,)
     if png is not None:
-        figures.save(result.plot(), png)
-    if not tables.wrote_json(json_file, result.to_dict()):
-        tables.show_scores(result)
-        for line in result.summary().split("\n"):
-            tables.say(line)
+        drawn = found[0].plot() if len(found) == 1 else two_kernels_drawn.drawn(found)
+        figures.save(drawn, png)
+    if not tables.wrote_json(json_file, content):
+        show_compared(result, summary=kernel is not None, pairs=pairs)
 
 
 @app.command()
@@ -269,8 +329,8 @@ def adaptation(
         figures.save(results[0].plot(*results[1:]), png)
     contents = [result.to_dict() for result in results]
     if not tables.wrote_json(json_file, contents):
-        for content in contents:
-            tables.show_adaptation(content)
+        for i, content in enumerate(contents):
+            tables.show_adaptation(content, after=i > 0)
 
 
 @app.command()
@@ -278,10 +338,13 @@ def report(
     files: Files,
     out: Annotated[Path, Option("--out", "-o", help="Page to write.")] = Path("report.html"),
     title: Annotated[str, Option(help="Of the page.")] = "",
+    in_order: Annotated[
+        bool, Option("--in-order", help="Files are checkpoints of one run, in order of training.")
+    ] = False,
 ) -> None:
     """Write one self-contained page that compares any number of recorded networks."""
     check_writable(out)
-    rs.report([rs.load(file) for file in files], out, title=title or None)
+    rs.report([rs.load(file) for file in files], out, title=title or None, in_order=in_order)
     many = "1 network" if len(files) == 1 else f"{len(files)} networks"
     tables.say(f"{out}: {many}, {out.stat().st_size / 1e6:.2f} MB")
 
@@ -292,5 +355,5 @@ def info(files: Files, json_file: Json = None) -> None:
     tables.check_json(json_file)
     found = [tables.about(rs.load(file), file) for file in files]
     if not tables.wrote_json(json_file, found):
-        for about in found:
-            tables.show_file(about)
+        for i, about in enumerate(found):
+            tables.show_file(about, after=i > 0)

@@ -1,7 +1,8 @@
 """The entry point of `resemblance`: mistakes as one line and an exit status, warnings as one line.
 
 Tables go to standard output, progress, warnings and errors to standard error. A mistake is one line
-and exit status 2; `--debug` shows its traceback.
+and exit status 2; `--debug` shows its traceback as well. What nobody expected is a fault of the
+program: its traceback, one line, and exit status 70.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
@@ -19,12 +21,23 @@ from typing import Any
 import typer
 
 from ..errors import ResemblanceError, ResemblanceWarning
+from . import (  # noqa: F401 - each adds its command
+    check_command,
+    recommend_command,
+    serve_command,
+    sweep_command,
+    zoo_command,
+)
 from .commands import app
 from .tables import say
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and exit: 2 for a mistake, 130 when interrupted, 143 when terminated."""
+    """Run the command and exit with its status, which is 0 but for `check`, `sweep` and
+    `zoo verify`.
+
+    2 for a mistake, 70 for a fault of the program, 130 when interrupted, 143 when terminated.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     warnings.showwarning = _quiet(warnings.showwarning)
     try:
@@ -39,13 +52,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     except Exception as error:
-        usage = getattr(error, "format_message", None)  # an error of the command line's own
-        if "--debug" in words or not (usage or isinstance(error, ResemblanceError | OSError)):
-            raise
-        text = " ".join(usage().split()) if usage else str(error)
-        say(f"error: {text}", err=True)
-        status = 2
+        status = _told(error, debug="--debug" in words)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _told(error: Exception, *, debug: bool) -> int:
+    """Say what went wrong, in a line and if need be its traceback: the exit status."""
+    usage = getattr(error, "format_message", None)  # an error of the command line's own
+    mistake = usage is not None or isinstance(error, ResemblanceError | OSError)
+    if debug or not mistake:
+        traceback.print_exception(error)
+    if not mistake:
+        kind = type(error).__name__
+        say(f"error: a fault of resemblance itself ({kind}); please report the above", err=True)
+        return 70
+    text = " ".join(usage().split()) if usage else str(error)
+    say(f"error: {text}", err=True)
+    return 2
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .._atomic_files import check_writable, write_atomically
 from ..errors import DataError
+from ..gate.verdict import Verdict
 from .digit_networks import TRAINED_ON, DigitNet, Network
 
 _NETWORKS = '''\
@@ -43,8 +44,13 @@ def make(out: Path) -> None:
         check_writable(out / name)
 
 
-def write(out: Path, nets: Sequence[Network], findings: Sequence[str]) -> None:
-    """Write README.md, the demo in words and commands, and networks.py, which builds its models."""
+def write(
+    out: Path, nets: Sequence[Network], findings: Sequence[str], check: str, verdict: Verdict
+) -> None:
+    """Write README.md, the demo in words and commands, and networks.py, which builds its models.
+
+    `check` is the command whose verdict closes the demo.
+    """
     networks = _NETWORKS.format(network=inspect.getsource(DigitNet), seen=TRAINED_ON)
     write_atomically(out / "networks.py", networks.encode())
     template = resources.files(__package__).joinpath("README.template.md")
@@ -53,6 +59,9 @@ def write(out: Path, nets: Sequence[Network], findings: Sequence[str]) -> None:
         table="\n".join(f"| {n.name} | {n.story} | {n.accuracy:.1%} |" for n in nets),
         commands="\n".join(map(_command, nets)),
         files=" ".join(f"{net.name}.rsm" for net in nets),
+        check=check,
+        verdict=verdict.paragraph(),
+        status=verdict.exit_status,
     )
     write_atomically(out / "README.md", readme.encode())
 

@@ -1,11 +1,13 @@
 """`resemblance demo`: something true about real networks on real data, in about a minute.
 
 The networks of `digit_networks` are trained, recorded, compared, and written up with the commands
-that reproduce each step. Every sentence printed at the end is computed from what was measured.
+that reproduce each step. Every sentence printed at the end is computed from what was measured. The
+last one is the verdict of the `check` that would have caught the copy that lost most.
 """
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,17 +23,25 @@ from .._data.named_data import digits
 from .._progress_bar import progress
 from ..analysis.mean_embedding import adaptation
 from ..errors import ResemblanceWarning
+from ..gate.judgement import check
+from ..gate.verdict import Verdict
 from ..recording.from_model import record
 from ..representation.representation import Representation
 from ..similarity.combinations import Kernel
 from ..similarity.many_networks import compare_all
+from ..similarity.same_predictions import behaviour, obstacle
 from ..similarity.two_networks import compare
 from ..views import figures as plot
 from ..views.report_page import report
-from . import folder
+from . import copy_figure, folder
+from .copy_figure import Beside
 from .digit_networks import COUNT, TRAINED_ON, Network, networks
 
 Reps = Mapping[str, Representation]
+WIDTH = 80  # of the lines that are told
+CHECK = """\
+resemblance check twin-1.rsm twin-1-pruned.rsm \\
+    --max-disagreement 0.02 --min gradients=0.8"""  # what `_checked` asks, for the command line
 
 
 @contextmanager
@@ -51,13 +61,7 @@ def run(out: Path, *, say: Callable[[str], None]) -> None:
         # ‖μ‖ of some layers is zero within its error; the page leaves those blank
         warnings.simplefilter("ignore", ResemblanceWarning)
         folder.make(out)
-        say(f"Training {COUNT} small networks on scikit-learn's handwritten digits ...")
-        with progress(None, COUNT, "training", "networks") as advance:
-            nets = list(networks(advance))
-        for net in nets:
-            say(f"  {net.name:<14} {net.story}, right on {net.accuracy:.1%} of unseen images")
-            state = {key: value.contiguous() for key, value in net.model.state_dict().items()}
-            write_atomically(out / f"{net.name}.safetensors", to_safetensors(state))
+        nets = _trained(out, say)
         images = digits()[0][TRAINED_ON:]
         say(f"Recording each on {len(images):,} unseen images: one pass, no labels ...")
         reps = {net.name: _recorded(net, images, "unseen", out / f"{net.name}.rsm") for net in nets}
@@ -69,15 +73,44 @@ def run(out: Path, *, say: Callable[[str], None]) -> None:
         say("Comparing ...")
         findings = [
             _nearest(reps, out),
-            _parting(reps, out),
-            _copies(nets, reps, out),
+            _other_task(reps, out),
             _adapting(reps["twin-1"], elsewhere, out),
+            _copies(nets, reps, out),
         ]
+        verdict = _checked(reps)
         report(list(reps.values()), out / "report.html", title="Nine small networks on digits")
-        folder.write(out, nets, findings)
-    for line in ("", *(f"• {sentence}" for sentence in findings), ""):
-        say(line)
+        folder.write(out, nets, findings, CHECK, verdict)
+    for sentence in findings:
+        tell(say, sentence, "• ")
+    say("")
+    tell(say, f"{_asked(verdict)} In the demo's folder:")
+    for line in CHECK.splitlines():
+        say(f"    {line}")
+    tell(say, f"{verdict.paragraph()} Exit status {verdict.exit_status}.")
+    say("")
     say(f"Open {out / 'report.html'}; {out / 'README.md'} has the commands that made it.")
+
+
+def _trained(out: Path, say: Callable[[str], None]) -> list[Network]:
+    """Train the networks, write their weights, and say how often each is right."""
+    say(f"Training {COUNT} small networks on scikit-learn's handwritten digits ...")
+    with progress(None, COUNT, "training", "networks") as advance:
+        nets = list(networks(advance))
+    say("How many unseen images each gets right:")
+    for net in nets:
+        say(f"  {net.accuracy:6.1%}  {net.name:<14} {net.story}")
+        state = {key: value.contiguous() for key, value in net.model.state_dict().items()}
+        write_atomically(out / f"{net.name}.safetensors", to_safetensors(state))
+    return nets
+
+
+def tell(say: Callable[[str], None], sentence: str, mark: str = "") -> None:
+    """Say a sentence in lines of `WIDTH`, a number and its error together."""
+    kept = sentence.replace(" ± ", "\xa0±\xa0").replace(" %", "\xa0%")
+    lines = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
+    lines.subsequent_indent = " " * len(mark)
+    for line in lines.wrap(mark + kept):
+        say(line.replace("\xa0", " "))
 
 
 def _recorded(net: Network, images: Tensor, what: str, path: Path) -> Representation:
@@ -103,7 +136,7 @@ def _nearest(reps: Reps, out: Path) -> str:
     )
 
 
-def _parting(reps: Reps, out: Path) -> str:
+def _other_task(reps: Reps, out: Path) -> str:
     """Where another task sets a network further apart than another seed does."""
     twin, other = (
         compare(reps["twin-1"], reps[name], kernel="features") for name in ("twin-2", "odd-even")
@@ -115,43 +148,61 @@ def _parting(reps: Reps, out: Path) -> str:
     first, here = other.rows[0], other.rows[at]
     aims, twins_aims = (_mean(reps, name, "gradients")[0] for name in ("odd-even", "twin-2"))
     return (
-        f"Ten digits and odd/even part at {here}: what twin-1 and odd-even see is alike to "
-        f"{alike[0]:.2f} at {first} but to {alike[at]:.2f} ± {error[at]:.2f} at {here}, "
+        f"Another task sets odd-even apart from twin-1 most of all at {here}: what they see is "
+        f"alike to {alike[0]:.2f} at {first} but to {alike[at]:.2f} ± {error[at]:.2f} at {here}, "
         f"where twins keep {same[at]:.2f}; what they want (gradients) is alike to {aims:.2f}, "
         f"for twins {twins_aims:.2f}."
     )
 
 
 def _copies(nets: Sequence[Network], reps: Reps, out: Path) -> str:
-    """What features and gradients say of copies that were tuned, rounded or pruned."""
-    names = [name for name in reps if name not in ("twin-1", "twin-3")]
-    features = np.array([_mean(reps, name, "features") for name in names])  # (names, 2)
-    gradients = np.array([_mean(reps, name, "gradients") for name in names])
-    order = np.argsort(-gradients[:, 0])
-    figure = plot.figure(8, 3.8)
-    axes = figure.subplots()
-    for offset, found, label, colour in (
-        (-0.2, features, "features (centred CKA)", "#00204c"),
-        (0.2, gradients, "gradients (plain CKA)", "#c8b866"),
-    ):
-        (value, error), x = found[order].T, np.arange(len(names)) + offset
-        bars = {"lw": 1, "capsize": 2}
-        axes.bar(x, value, 0.38, yerr=2 * error, label=label, color=colour, error_kw=bars)
-    axes.set_xticks(range(len(names)), [names[i] for i in order], rotation=20, ha="right")
-    axes.set(ylim=(0, 1.02), ylabel="alike to twin-1, mean over layers")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
-    plot.save(figure, out / "copies.png")
-    at = names.index("twin-1-pruned")
-    seen, wanted = features[at, 0], gradients[at, 0]
-    pruning = "Removing half of twin-1's weights leaves"
-    if not wanted < seen:
-        return f"{pruning} features at {seen:.2f} and gradients at {wanted:.2f}."
+    """What features, gradients and predictions say of copies that were tuned, rounded or pruned."""
+    twin = reps["twin-1"]
+    beside = {
+        name: Beside(
+            name,
+            _mean(reps, name, "features"),
+            _mean(reps, name, "gradients"),
+            None if obstacle(twin, rep) else behaviour(twin, rep),
+        )
+        for name, rep in reps.items()
+        if name not in ("twin-1", "twin-3")
+    }
+    plot.save(copy_figure.drawn("twin-1", list(beside.values())), out / "copies.png")
+    pruned, rounded = beside["twin-1-pruned"], beside["twin-1-int8"]
+    seen, wanted = pruned.features[0], pruned.gradients[0]
     right = {net.name: net.accuracy for net in nets}
     lost = 100 * (right["twin-1"] - right["twin-1-pruned"])
+    hidden = ": gradients see the damage that features hide" if wanted < seen else ""
     return (
-        f"{pruning} its features at {seen:.2f} of the original but its gradients at {wanted:.2f}, "
-        f"and costs {lost:.1f} points of accuracy: gradients see the damage that features hide."
+        f"Removing half of twin-1's weights leaves features at {seen:.2f} and gradients at "
+        f"{wanted:.2f} of the original. The copy predicts another digit for {_does(pruned)}, and "
+        f"loses {lost:.1f} points of accuracy{hidden}. Rounding to 8 bits leaves gradients at "
+        f"{rounded.gradients[0]:.2f}, and it predicts another digit for {_does(rounded)}."
+    )
+
+
+def _does(one: Beside) -> str:
+    """What a copy does, in words: the share of other predictions and their divergence."""
+    found = one.behaviour
+    assert found is not None, "copies of twin-1 have its classes"
+    share = f"{100 * found.disagreement:.1f} ± {100 * found.disagreement_stderr:.1f} % of"
+    many = share if found.disagreement else f"none of {found.samples:,}"
+    return f"{many} images (KL {found.kl:.2g} ± {found.kl_stderr:.1g} nats)"
+
+
+def _checked(reps: Reps) -> Verdict:
+    """The verdict on the pruned copy: few other predictions, and gradients like the original's."""
+    twin, pruned = reps["twin-1"], reps["twin-1-pruned"]
+    return check(twin, pruned, max_disagreement=0.02, min={"gradients": 0.8})
+
+
+def _asked(verdict: Verdict) -> str:
+    """The thresholds in words, and whether they keep the copy from being shipped."""
+    caught = "would have caught" if verdict.status == "failed" else "does not catch"
+    return (
+        "A check that allows a copy another prediction for 2 % of images, and asks of its "
+        f"gradients to be alike to 0.8 at every layer, {caught} the pruned one."
     )
 
 

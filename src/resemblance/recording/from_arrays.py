@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._data.shares import Share
 from .._data.sources import source
 from .._whole_numbers import whole_number
 from ..errors import DataError
@@ -70,11 +71,12 @@ def record_arrays(
     whole_number("batch_size", batch_size, 1)
     keep = Keep(seed, buckets, per_sample, block, blocks, max_dim, elementwise, shard, keep_sums)
     aim = "none" if g is None else target
-    rows = source(np.arange(total), seed=seed, block=block, shard=keep.share)
+    rows, share = source(np.arange(total), seed=seed, block=block), Share(keep.share)
+    rows.check(share)
     settings = keep.settings(rows.block, "flatten", aim, None)
     few = keep.few(total, rows.block)
     sums = PassSums(settings, list(f), Handling(on_bad=on_bad, data_id=data_id), few=few)
-    for batch in rows.batches(batch_size):
+    for batch in rows.batches(batch_size, share):
         sums.begin(batch)
         for i, key in enumerate(f):
             at = batch.samples

@@ -6,32 +6,24 @@ for each batch, and adds every layer's features and gradients to blocks, buckets
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
-from .._data.batches import is_padded, leaves
 from .._data.tokenizer_facts import facts
-from .._model import pooling
 from .._model.evaluation_mode import unwrap
-from .._model.layer_choice import select
 from .._model.losses import FindLogits, Target
-from .._model.model_pass import RunModel, Watch, opened
+from .._model.model_pass import RunModel
 from .._model.pooling import Pool
-from .._model.weight_hash import of_all_weights, of_weights
-from ..errors import ResemblanceWarning
+from ..errors import DataError
 from ..representation.as_given import Given, recording
-from ..representation.provenance import DataInfo, Made, ModelInfo, Order
 from ..representation.representation import Representation
-from .kept_outputs import KeptOutputs, logits_of
+from .jobs import Checkpoint, Job, Shard
+from .one_pass import OnePass
 from .options import Keep, check_batch_size, check_words
-from .pass_sums import Handling, PassSums
-from .sampling_unit import predicts_tokens, sampled
-
-_SORTED = 0.02  # of the variance between blocks: a stream above this is warned about
+from .pass_sums import Handling
+from .sampling_unit import sampled
 
 
 def record(
@@ -55,12 +47,14 @@ def record(
     blocks: int = 64,
     max_dim: int | Literal["auto"] | None = "auto",
     batch_size: int | Literal["auto"] = "auto",
-    shard: tuple[int, int] | None = None,
+    shard: Shard | None = None,
+    checkpoint: Checkpoint | None = None,
     keep_sums: bool = False,
     outputs: bool = True,
     outputs_of: Given | None = None,
     on_bad: Literal["raise", "skip"] = "raise",
     call: RunModel | None = None,
+    compile: bool = False,
     name: str | None = None,
     data_id: str | None = None,
     progress: bool | None = None,
@@ -109,7 +103,13 @@ def record(
         batch_size: samples in a forward pass: whole blocks where that is room for one, else equal
             parts of a block. `"auto"` is 128, and on a GPU as many as fit into half of its free
             memory, up to 4,096. Results do not depend on it but for the model's own round-off.
-        shard: (i, n): only every n-th block, from the i-th on, for `merge`.
+        shard: (i, n): only every n-th block, from the i-th on, for `merge`. `"ranks"` shares the
+            blocks out among the processes of torch.distributed's default group, all of which must
+            call this and all of which return the whole.
+        checkpoint: the path of a file, or (path, seconds): what was recorded is saved there after
+            a block, once a minute or every so many seconds, and at most for a fiftieth of the
+            time. A pass that finds such a file goes on from it. It is left when the pass is over,
+            to be deleted once the result is safe.
         keep_sums: keep the accumulators, as a shard does.
         outputs: also what the network predicts for the samples of its blocks, for `behaviour`: up
             to 1,024 classes every probability, beyond that of the likeliest and of groups.
@@ -117,6 +117,10 @@ def record(
             classes that were likeliest to the base is kept as well.
         on_bad: `"raise"` names the first NaN or Inf; `"skip"` leaves such samples out and counts.
         call: how to run the model on a batch, instead of `model(inputs)`.
+        compile: run the pass as one compiled graph. Making it takes seconds to minutes, which pays
+            for many samples, or for many networks of one architecture, as those that a process
+            records share it. It serves batches of one shape, the first of which is run as written
+            too, and compared; what cannot be compiled whole is run as written, with a warning.
         name: of the model, in files and figures.
         data_id: names the samples: recordings with equal names count as made on the same samples,
             though preprocessing made their inputs differ.
@@ -131,108 +135,40 @@ def record(
     Reference: Tang, Maddox, Dickens, Diethe, Damianou 2020, arXiv 2003.11498.
     """
     check_batch_size(batch_size)
+    if compile and deterministic:
+        raise DataError(
+            "deterministic=True asks for runs that agree bit for bit, which compiled code does not "
+            "promise; leave out one of deterministic and compile"
+        )
     given = {"name": name or None, "data_id": data_id}
     check_words(**{option: text for option, text in given.items() if text is not None})
     known = None if tokenizer is None else facts(tokenizer)
     how_sampled = sampled(unwrap(model), unit, tokens, pool, seed, known)
+    ranks, own = (True, None) if shard == "ranks" else (False, shard)
     keep = Keep(
-        seed, buckets, per_sample, block, blocks, max_dim, elementwise, shard, keep_sums,
+        seed, buckets, per_sample, block, blocks, max_dim, elementwise, own, keep_sums,
         how_sampled.tokens,
     )  # fmt: skip
-    objective = how_sampled.objective(target, beta, logits) if gradients else None
-    pooled, aim = pooling.check(pool), objective.name if objective else "none"
-    keep.settings(block, pooled, aim, beta)  # refuses what does not fit, before anything runs
-    called = name or type(unwrap(model)).__name__
-    with opened(
-        model,
-        data,
-        seed=seed,
-        block=block,
-        shard=keep.share,
+    asked = OnePass(
+        model=model,
+        data=data,
+        layers=layers,
+        sampled=how_sampled,
+        unit_named=unit != "auto",
+        tokenizer=known,
+        objective=how_sampled.objective(target, beta, logits) if gradients else None,
+        beta=beta,
+        keep=keep,
+        how=Handling(pool, on_bad, data_id, deterministic),
+        logits=logits,
+        outputs=outputs and not callable(target),
+        outputs_of=None if outputs_of is None else recording(outputs_of),
+        batch_size=batch_size,
         call=call,
-        frozen=gradients,
-        draw=how_sampled.draw,
-    ) as run:
-        taps, unseen = how_sampled.seen(run.model, select(run.model, layers, run.calls))
-        whole = keep.tokens is None and pool == "flatten"
-        if whole and unit == "auto" and predicts_tokens(run.trial.samples, run.outputs):
-            warnings.warn(_POSITIONS, ResemblanceWarning, stacklevel=2)
-        elif whole and is_padded(run.trial.samples):
-            warnings.warn(_PADDED, ResemblanceWarning, stacklevel=2)
-        settings = keep.settings(run.source.block, pooled, aim, beta)
-        watch = not run.source.ordered
-        how = Handling(pool, on_bad, data_id, deterministic, watch_order=watch)
-        few = keep.few(run.source.total, run.source.block)
-        device = run.device or _device_of(run.trial.samples)
-        find = logits_of(run, logits) if outputs and not callable(target) else None
-        base = None if outputs_of is None else recording(outputs_of)
-        kept = KeptOutputs(base, causal=how_sampled.causal) if find else None
-        sums = PassSums(settings, [tap.name for tap in taps], how, device, few=few, outputs=kept)
-        dropped = run.feed(
-            taps,
-            sums,
-            objective,
-            batch_size=batch_size,
-            deterministic=deterministic,
-            progress=progress,
-            what=f"recording {called}",
-            may_drop=layers == "auto",
-            watch=Watch(find, kept.see) if find and kept else None,
-        )
-        sums.finish()
-    unseen += [taps[i].name for i in sorted(dropped)]
-    if unseen:
-        told = _WITHOUT_POSITIONS.format(", ".join(unseen))
-        warnings.warn(told, ResemblanceWarning, stacklevel=2)
-    share = sums.order.share_between() if sums.order else 0.0
-    if share > _SORTED:
-        warnings.warn(_SORTED_STREAM.format(share, taps[-1].name), ResemblanceWarning, stacklevel=2)
-    weights = list(run.model.parameters())
-    order: Order = "seeded" if run.source.ordered else "stream"
-    return sums.result(
-        model=ModelInfo(
-            called,
-            of_weights(run.model),
-            sum(p.numel() for p in weights),
-            weights=of_all_weights(run.model),
-            tokenizer=None if known is None else known.hash,
-        ),
-        data=DataInfo(data_id, run.source.total, order, (keep.share,)),
-        made=Made.now(
-            dtype=str(weights[0].dtype) if weights else "none",
-            autocast=_autocast(run.device),
-            device=str(run.device or "cpu"),
-        ),
-        keep_sums=keep.sums,
+        compile=compile,
+        name=name or type(unwrap(model)).__name__,
+        progress=progress,
+        job=Job.of(keep.share, ranks, checkpoint),
     )
-
-
-_WITHOUT_POSITIONS = "left out, as they have no row for each position that is recorded: {}"
-_POSITIONS = (
-    "the network predicts something at every position of a sequence, and a sample is a whole "
-    'sequence here, its loss the mean over positions; unit="token" records single tokens, and '
-    'unit="sample" says that this is meant'
-)
-_PADDED = (
-    'sequences are padded and pool="flatten" records the padding as well; use pool="mean", "first" '
-    'or "last", which honour the attention mask'
-)
-_SORTED_STREAM = (
-    "the stream looks sorted: {:.0%} of the variance at {!r} lies between blocks of successive "
-    "samples, where random order gives none. Scores from blocks will be biased; shuffle the "
-    "stream, or pass a data set, which is visited in random order"
-)
-
-
-def _device_of(batch: Any) -> torch.device | None:
-    """Where a network without weights runs: where its inputs lie."""
-    tensors = (leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
-    return next((leaf.device for leaf in tensors), None)
-
-
-def _autocast(device: torch.device | None) -> str | None:
-    """The dtype that the caller's autocast computes in, if one is on."""
-    kind = device.type if device else "cpu"
-    if not torch.is_autocast_enabled(kind):
-        return None
-    return str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+    asked.settings(block)  # refuses what does not fit, before anything runs
+    return asked.job.result(asked.recorded, keep_sums=keep.sums)

@@ -17,10 +17,12 @@ from .._model.losses import FindLogits, are_probabilities, by_position, find_log
 from .._model.model_pass import ModelPass
 from .._model.not_logits import objection
 from .._model.picked_tokens import Rows
+from .._ops.device_copies import without_waiting
 from ..errors import TargetError
 from ..representation.outputs import ALL_UP_TO, GROUPS, TOP, Outputs, group_of, joined
 from ..representation.representation import Representation
 
+_WAITING = 2**26  # bytes of summaries that stay on a device, so that nobody waits for them
 _AT_ONCE = {"cpu": 2**20, "cuda": 2**25}  # logits that are widened to float32 at a time
 
 
@@ -32,6 +34,8 @@ class KeptOutputs:
         self._base = base.outputs if base is not None else None
         self._base_places = _places(base)  # whose likely classes are noted as well
         self._parts: list[tuple[np.ndarray, Outputs]] = []
+        self._there = 0  # parts that are on the host
+        self._waiting = 0  # bytes of the others
         self._seen: Tensor | None = None
         self._groups: dict[torch.device, Tensor] = {}
 
@@ -44,14 +48,19 @@ class KeptOutputs:
         logits, self._seen = self._seen, None
         if logits is None or not len(which):
             return
-        some = logits[torch.from_numpy(which).to(logits.device)]
+        every = len(which) == len(logits)
+        some = logits if every else logits[without_waiting(torch.from_numpy(which), logits.device)]
         labels = right_classes(batch, causal=self._causal)
         if labels is not None:
             at = rows.sample[which] if labels.ndim == 1 else (rows.sample[which], rows.token[which])
             labels = labels[at]
             labels = torch.where(labels < some.shape[-1], labels, -1)  # others are no class of it
         others = self._asked_for(places, some.device)
-        self._parts.append((places, self._summary(some, labels, others)))
+        part = self._summary(some, labels, others)
+        self._parts.append((places, part))
+        self._waiting += sum(x.nbytes for x in part.tensors().values())
+        if self._waiting > _WAITING:
+            self._fetch()
 
     def _asked_for(self, places: np.ndarray, device: torch.device) -> Tensor | None:
         """The classes that the base had at its top, in the rows at these places."""
@@ -60,7 +69,7 @@ class KeptOutputs:
         at = np.searchsorted(self._base_places, places).clip(max=len(self._base_places) - 1)
         if not np.array_equal(self._base_places[at], places):
             return None
-        return self._base.top[torch.from_numpy(at)].to(device)
+        return without_waiting(self._base.top[torch.from_numpy(at)], device)
 
     def _summary(self, z: Tensor, labels: Tensor | None, others: Tensor | None) -> Outputs:
         step = max(1, _AT_ONCE.get(z.device.type, _AT_ONCE["cpu"]) // z.shape[-1])
@@ -79,8 +88,16 @@ class KeptOutputs:
                 asked = others[i * step : i * step + len(some)]
                 one |= {"others": asked, "others_log_p": log_p.gather(1, asked)}
             kept.append(one)
-        found = {name: torch.cat([one[name] for one in kept]).cpu() for name in kept[0]}
+        found = {name: torch.cat([one[name] for one in kept]) for name in kept[0]}
         return Outputs(z.shape[-1], **found, labels=labels)
+
+    def _fetch(self) -> None:
+        """Copy to the host what waits on a device: seldom, as the host then waits for it."""
+        for i in range(self._there, len(self._parts)):
+            places, part = self._parts[i]
+            here = {name: x.cpu() for name, x in part.tensors().items()}
+            self._parts[i] = places, Outputs(part.classes, **here)
+        self._there, self._waiting = len(self._parts), 0
 
     def _group_of(self, z: Tensor) -> Tensor:
         if z.device not in self._groups:
@@ -91,6 +108,7 @@ class KeptOutputs:
         """Of all rows that were kept, in their order; None if none were."""
         if not self._parts:
             return None
+        self._fetch()
         places = np.concatenate([at for at, _ in self._parts])
         return joined([part for _, part in self._parts], torch.from_numpy(np.argsort(places)))
 

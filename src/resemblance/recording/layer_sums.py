@@ -129,6 +129,11 @@ class LayerSums:
             with self._plain_arithmetic():
                 self._blocks.end_block()
 
+    @property
+    def nbytes(self) -> int:
+        """Of the accumulators."""
+        return sum(x.nbytes for pair in self._tables.values() for x in pair)
+
     def _plain_arithmetic(self) -> torch.autocast:
         """Outside of the caller's autocast, which would round the factors of Gram matrices."""
         return torch.autocast(self._device.type, enabled=False)

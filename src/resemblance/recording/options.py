@@ -10,7 +10,7 @@ from .._whole_numbers import checked_seed, is_whole, whole_number
 from ..errors import DataError
 from ..representation.settings import Settings
 
-_FEW = 1024  # samples whose kernels are kept whole
+FEW = 1024  # samples whose kernels are kept whole
 _BUCKET_BYTES = 64 * 2**20  # a layer's accumulators stay below this unless max_dim says otherwise
 
 
@@ -65,7 +65,7 @@ class Keep:
         if self.tokens is not None:
             return 0
         all_kept = total is not None and self.share == (0, 1) and total <= self.blocks * block
-        return total if all_kept and total is not None and total <= _FEW else 0
+        return total if all_kept and total is not None and total <= FEW else 0
 
     def settings(
         self, block: int | Literal["auto"], pool: str, target: str, beta: float | None

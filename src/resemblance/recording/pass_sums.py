@@ -7,7 +7,6 @@ at one layer is refused, or left out, at all of them.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -23,7 +22,8 @@ from .._model.picked_tokens import Rows
 from .._ops import coordinate_sketch
 from .._ops.count_sketch import CountSketch
 from .._ops.device_copies import on_the_way, without_waiting
-from ..errors import DataError, ResemblanceWarning
+from ..errors import DataError, warn
+from ..representation.layer import NORMS_KEPT
 from ..representation.provenance import DataInfo, Made, ModelInfo
 from ..representation.representation import Representation
 from ..representation.settings import Settings
@@ -46,6 +46,8 @@ class Handling:
     data_id: str | None = None  # None: samples are told apart by content
     deterministic: bool = False
     watch_order: bool = False  # of a stream, which may be sorted
+    keyed: bool = False  # indices are those of samples' keys
+    channels_last: frozenset[str] = frozenset()  # layers whose channels the network has last
 
     def __post_init__(self) -> None:
         if self.on_bad not in ("raise", "skip"):
@@ -65,7 +67,7 @@ class PassSums:
         few: int = 0,  # samples in all, if their whole kernels may be kept
         outputs: KeptOutputs | None = None,
     ) -> None:
-        self._outputs = outputs
+        self.outputs = outputs
         self.settings, self.names, self.how, self._few = settings, names, how, few
         self.order = OrderCheck() if how.watch_order else None
         self._device = device or torch.device("cpu")
@@ -76,20 +78,26 @@ class PassSums:
         )
         self._layers: dict[int, LayerSums] = {}
         self._rooms: dict[torch.device, WaitingRoom] = {}
-        self._samples = self._skipped = 0
+        self.samples = self.skipped = 0
         self._unfinished = True
         self._sizes: list[int] = []
         self._numbers: list[int] = []
         self._open = 0  # samples of a block that is not whole yet
-        self._places: list[np.ndarray] = []  # in the order, of the samples that came
+        self._places: list[np.ndarray] = []  # in the order, of the first samples that came
+        self._placed = 0  # how many
         self._signs = torch.zeros(settings.buckets)
         self._sketch_rows = coordinate_sketch.rows(settings.seed)
         self._row_signs = torch.zeros(coordinate_sketch.ROWS)
         # buckets tell the rows at every layer
         self._one_sketch = nests(settings) and settings.max_dim == coordinate_sketch.WIDTH
-        self._seen = SeenSamples(how.data_id)
+        self._seen = SeenSamples(how.data_id, keyed=how.keyed)
         self._token_rows = RowsOfBlocks(settings.block)
-        self._verdicts: list[tuple[Any, Tensor, torch.cuda.Event | None, np.ndarray]] = []
+        self._verdicts: list[tuple[Any, Tensor, torch.cuda.Event | None, Any]] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Of the accumulators, which are nearly all that a checkpoint holds."""
+        return sum(layer.nbytes for layer in self._layers.values())
 
     def begin(self, batch: Batch) -> None:
         """Fix what is common to all layers of the next batch."""
@@ -167,7 +175,7 @@ class PassSums:
         for kind, norm in self._layers[i].add(f, g, plan).items():
             self._finite[kind, i] = norm.to(self._device)
         if self.order is not None and i == len(self.names) - 1:
-            self.order.add(f, self._plan.blocks, ends=self._plan.ends)
+            self.order.add(f, self._spans, ends=self._plan.ends)
 
     def end(self) -> None:
         """Finish the batch: refuse or leave out what was not finite."""
@@ -175,7 +183,7 @@ class PassSums:
         finite = torch.stack([self._finite[key] for key in where]).isfinite()
         keep = np.ones(len(self._indices), bool)
         if self.how.on_bad == "raise":
-            of_rows = self._indices[self._rows.sample]
+            of_rows = replace(self._batch, samples=None), self._rows.sample
             self._verdicts.append((where, *on_the_way(finite), of_rows))
             self._refuse_bad(_BATCHES_AHEAD if finite.is_cuda else 0)
         else:
@@ -192,17 +200,19 @@ class PassSums:
             if self.order is not None and self._plan.ends:
                 self.order.end_block()
             self._held = {}
-        self._samples += int(keep.sum()) * self.settings.tokens
-        self._skipped += int((~keep).sum())
+        self.samples += int(keep.sum()) * self.settings.tokens
+        self.skipped += int((~keep).sum())
         blocks = [piece for piece in self._pieces if piece.block < self.settings.windows]
         self._seen.end(self._indices, keep, [(len(x.indices), x.ends) for x in blocks])
         self._seen.settle(2 if finite.is_cuda else 0)  # which are read as a batch begins
         places, kept = self._places_of_rows(), keep[self._rows.sample]
-        self._places.append(places[kept])
-        if self._outputs is not None:
+        if self._placed < NORMS_KEPT + self.settings.block * self.settings.tokens:
+            self._places.append(places[kept])  # by which norms are put in order, as far as kept
+            self._placed += len(self._places[-1])
+        if self.outputs is not None:
             last = self.settings.windows * self.settings.tokens * self.settings.block
             which = np.flatnonzero(kept & (places < last))
-            self._outputs.end(self._batch, self._rows, which, places[which])
+            self.outputs.end(self._batch, self._rows, which, places[which])
 
     def _places_of_rows(self) -> np.ndarray:  # (rows,)
         """Where in the order the rows of the batch lie: block after block."""
@@ -222,37 +232,46 @@ class PassSums:
         An error names where it began: features go bad forwards, gradients backwards.
         """
         while len(self._verdicts) > unread:
-            where, finite, arrived, indices = self._verdicts.pop(0)
+            where, finite, arrived, rows = self._verdicts.pop(0)
             if arrived is not None:
                 arrived.synchronize()
             if not finite.all():
-                self._refuse(where, finite, indices)
+                self._refuse(where, finite, *rows)
 
-    def _refuse(self, where: list[tuple[str, int]], finite: Tensor, indices: np.ndarray) -> None:
+    def _refuse(
+        self,
+        where: list[tuple[str, int]],
+        finite: Tensor,
+        batch: Batch,
+        sample: np.ndarray,  # (rows,) of the batch
+    ) -> None:
         row = int((~finite.all(0)).nonzero()[0])
         bad = [key for key, ok in zip(where, finite[:, row].tolist(), strict=True) if not ok]
         features = [i for kind, i in bad if kind == "features"]
         kind, i = ("features", min(features)) if features else max(bad, key=lambda key: key[1])
         raise DataError(
             f"NaN or Inf (or a norm beyond float32) in the {kind} of layer {self.names[i]!r} at "
-            f'sample {indices[row]}; repair the sample or the model, or pass on_bad="skip"'
+            f"sample {batch.name(sample[row])}; repair the sample or the model, or pass "
+            'on_bad="skip"'
         )
 
     def _make_plan(self, keep: np.ndarray) -> Plan:
         """Rows to buckets and blocks; blocks that lost samples are shorter."""
         tokens = self.settings.tokens
         spans: list[tuple[int, int]] = []
+        self._spans: list[tuple[int, int]] = []  # also of blocks that are not kept
         start = done = 0
         for piece in self._pieces:
             begin, start = start, start + len(piece.indices)
             kept = int(keep[begin:start].sum())
+            here = [(done + i * kept, done + (i + 1) * kept) for i in range(tokens if kept else 0)]
+            self._spans += here
             if piece.block < self.settings.windows:
-                if kept:
-                    spans += [(done + i * kept, done + (i + 1) * kept) for i in range(tokens)]
+                spans += here
                 self._open += kept
                 if self._drawn is not None:
-                    here = np.flatnonzero(keep[begin:start]) + begin
-                    self._token_rows.add(self._indices[here], self._drawn.positions[here])
+                    at = np.flatnonzero(keep[begin:start]) + begin
+                    self._token_rows.add(self._indices[at], self._drawn.positions[at])
                 if piece.ends and self._open:
                     if self._drawn is not None:
                         self._token_rows.end()
@@ -263,8 +282,9 @@ class PassSums:
         last = self._pieces[-1]
         parted = not (last.starts and last.ends)
         kept_rows = keep[self._rows.sample]
-        indices = self._indices[self._rows.sample] * tokens + self._rows.token
-        indices = indices[kept_rows]
+        # modulo 2⁶⁴, which the hash of a key may well go beyond
+        wide = self._indices[self._rows.sample].astype(np.uint64) * np.uint64(tokens)
+        indices = (wide + self._rows.token.astype(np.uint64))[kept_rows]
         buckets = self._assigned(self._sketch, indices, self._signs) if self._sketch else None
         rows = self._assigned(self._sketch_rows, indices, self._row_signs, unused=self._one_sketch)
         return Plan(buckets, spans, parted, last.ends, rows)
@@ -282,8 +302,8 @@ class PassSums:
     def finish(self) -> None:
         """Have every layer form what it holds; a GPU is told so before it is waited for."""
         unfinished, self._unfinished = self._unfinished, False
-        for layer in self._layers.values() if unfinished and self._samples else ():
-            layer.finish(self._samples)
+        for layer in self._layers.values() if unfinished and self.samples else ():
+            layer.finish(self.samples)
         coordinate_sketch.forget()
 
     def result(
@@ -293,7 +313,7 @@ class PassSums:
         self.finish()
         self._refuse_bad()
         self._seen.settle()
-        if not self._samples:
+        if not self.samples:
             raise DataError("nothing was recorded: every sample was skipped as not finite")
         shared: dict[str, Any] = {
             "sizes": tuple(self._sizes),
@@ -303,23 +323,26 @@ class PassSums:
             "keep_sums": keep_sums,
         }
         layers = tuple(self._layers[i].result(**shared) for i in sorted(self._layers))
-        layers = tuple(replace(layer, bare_name=bare_name(layer.name)) for layer in layers)
+        last = self.how.channels_last
+        layers = tuple(
+            replace(x, bare_name=bare_name(x.name), channels_last=x.name in last) for x in layers
+        )
         faint = [x.name for x in self._layers.values() if x.faint]
         if faint:
-            warnings.warn(_FAINT.format(", ".join(faint)), ResemblanceWarning, stacklevel=3)
+            warn(_FAINT.format(", ".join(faint)))
         return Representation(
             layers=layers,
             settings=self.settings,
-            samples=self._samples,
+            samples=self.samples,
             model=model,
-            data=replace(data, skipped=self._skipped, **self._seen.fingerprints()),
+            data=replace(data, skipped=self.skipped, **self._seen.fingerprints()),
             made=made,
             block_sizes=tuple(self._sizes),
             block_numbers=tuple(self._numbers),
             block_hashes=tuple(self._seen.block_hashes),
             label_hashes=self._seen.label_hashes,
             rows=self._token_rows.result(),
-            outputs=None if self._outputs is None else self._outputs.result(),
+            outputs=None if self.outputs is None else self.outputs.result(),
         )
 
 

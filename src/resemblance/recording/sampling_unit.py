@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from .._model.layer_choice import Tap
 from .._model.losses import FindLogits, Objective, Target, find_logits
 from .._model.pooling import Pool
 from .._whole_numbers import whole_number
-from ..errors import DataError, ResemblanceWarning, TargetError
+from ..errors import DataError, TargetError, warn
 
 Unit = Literal["auto", "sample", "token"]
 _UNMASKED = (
@@ -93,7 +92,7 @@ def sampled(
     if language is not None and language.kind == "masked":
         mask = None if tokenizer is None else tokenizer.mask
         if mask is None:
-            warnings.warn(_UNMASKED, ResemblanceWarning, stacklevel=3)
+            warn(_UNMASKED)
     return Sampled(TokenDraw(whole_number("tokens", tokens, 1), seed, special, mask), language)
 
 

@@ -2,7 +2,7 @@
 
 Each sample has a hash of its content, and one by which recordings are told apart: its content's, or
 the name that the caller gave the data. A data set's is a sum over samples, which shards add up to;
-a block's depends on the order as well.
+a block's depends on the order as well, and where samples have keys it is of the keys.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class SeenSamples:
     `begin` a batch, `end` it, and `settle` what is not under way any more.
     """
 
-    def __init__(self, data_id: str | None) -> None:
-        self._name = data_id
+    def __init__(self, data_id: str | None, *, keyed: bool = False) -> None:
+        self._name, self._keyed = data_id, keyed
         self._known_by = self._content = self._labels = 0
         self._tokens = 1  # blocks that a window of samples makes
         self._labelled = True  # every batch so far had labels
@@ -89,6 +89,8 @@ class SeenSamples:
         else:
             labels = sample_hashes.hashed(batch.labels, batch.samples)
             self._labels = _added(self._labels, labels[keep])
+        if self._keyed:  # which tell the order also where preprocessing differs
+            content = absorb(np.zeros_like(content), indices.astype(np.uint64)[:, None])
         if batch.drawn is not None:  # blocks of other tokens are other blocks
             content = absorb(content, batch.drawn.positions.astype(np.uint64) + np.uint64(1))
             self._tokens = batch.drawn.positions.shape[1]

@@ -39,6 +39,13 @@ def write(
     path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> Path:
     """Write a file in which everything is under a checksum."""
+    return write_atomically(path, content(header, tensors, path))
+
+
+def content(
+    header: Mapping[str, Any], tensors: Mapping[str, Tensor], path: object = "a recording"
+) -> bytes:
+    """What `write` writes; the path is for its error."""
     tensors = {key: value.contiguous() for key, value in tensors.items()}
     sums = {group: _of_tensors(tensors, group) for group in sorted(set(map(group_of, tensors)))}
     try:
@@ -49,7 +56,7 @@ def write(
             "samples; repair the data or the model and record again"
         ) from error
     metadata = {"resemblance": text, "crc32": f"{zlib.crc32(text.encode()):08x}"}
-    return write_atomically(path, to_safetensors(tensors, metadata))
+    return to_safetensors(tensors, metadata)
 
 
 def read(

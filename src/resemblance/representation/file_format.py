@@ -26,8 +26,26 @@ Tensors = Mapping[str, Tensor]
 T = TypeVar("T")
 
 
-def save(rep: Representation, path: str | os.PathLike[str]) -> Path:
+def save(
+    rep: Representation,
+    path: str | os.PathLike[str],
+    *,
+    checkpoint: Mapping[str, Any] | None = None,  # of a pass that goes on: which, and how far
+) -> Path:
     """Write one file; it appears whole or not at all."""
+    header, tensors = _parts(rep)
+    if checkpoint is not None:
+        header["checkpoint"] = dict(checkpoint)
+    return container.write(path, header, tensors)
+
+
+def content(rep: Representation) -> bytes:
+    """What `save` would write."""
+    return container.content(*_parts(rep))
+
+
+def _parts(rep: Representation) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the tensors of a file."""
     tensors: dict[str, Tensor] = {}
     for i, layer in enumerate(rep.layers):
         for kind in layer.kinds:
@@ -56,7 +74,7 @@ def save(rep: Representation, path: str | os.PathLike[str]) -> Path:
             for layer in rep.layers
         ],
     }
-    return container.write(path, header, tensors)
+    return header, tensors
 
 
 def load(
@@ -66,6 +84,19 @@ def load(
 
     With `layers`, names or positions, it holds these alone, and no others are read.
     """
+    found, checkpoint = opened(path, layers=layers)
+    if checkpoint is not None:
+        raise FormatError(
+            f"{path} is the checkpoint of a pass that has not come to its end; start the pass "
+            "again with the same checkpoint, and it goes on"
+        )
+    return found
+
+
+def opened(
+    path: str | os.PathLike[str], *, layers: Sequence[str | int] | None = None
+) -> tuple[Representation, Any]:
+    """The Representation in a file, and which pass it is a checkpoint of, if it is one."""
     chosen: list[int] = []
 
     def groups(header: Mapping[str, Any], present: Collection[str]) -> list[str]:
@@ -74,7 +105,7 @@ def load(
             schema.check_groups(header, present)
         except FormatError as error:
             raise _invalid(path, header, error) from error
-        chosen.extend(_positions(header, layers))
+        chosen.extend(positions([layer["name"] for layer in header["layers"]], layers))
         return ["", "rows", "outputs", *map(str, chosen)]
 
     header, tensors = container.read(path, groups)
@@ -85,7 +116,7 @@ def load(
     data = {**header["data"], "shards": tuple((i, n) for i, n in header["data"]["shards"])}
     blocks = {key: header.get(key) for key in _OF_BLOCKS}
     sizes = tuple(header["block_sizes"])
-    return Representation(
+    found = Representation(
         layers=tuple(_layer(i, header["layers"][i], sizes, tensors) for i in chosen),
         settings=_known(Settings, header["settings"]),
         samples=header["samples"],
@@ -96,6 +127,7 @@ def load(
         outputs=_outputs(header.get("classes"), tensors),
         **{key: None if value is None else tuple(value) for key, value in blocks.items()},  # type: ignore[arg-type]
     )
+    return found, header.get("checkpoint")
 
 
 def _rows(tensors: Tensors) -> TokenRows | None:
@@ -109,8 +141,8 @@ def _outputs(classes: int | None, tensors: Tensors) -> Outputs | None:
     return None if classes is None else Outputs(classes, **found)
 
 
-def _positions(header: Mapping[str, Any], layers: Sequence[str | int] | None) -> list[int]:
-    names = [layer["name"] for layer in header["layers"]]
+def positions(names: Sequence[str], layers: Sequence[str | int] | None) -> list[int]:
+    """Where layers, by name or position, are in a file; None for all."""
     if layers is None:
         return list(range(len(names)))
     out = set()
@@ -140,7 +172,7 @@ def _known(kind: type[T], values: Mapping[str, Any]) -> T:
 
 _SHARED = ("signs", "sketch_signs")  # tensors that all layers have in common
 _OF_BLOCKS = ("block_sizes", "block_numbers", "block_hashes", "label_hashes")
-_OF_LAYER = ("name", "shape", "dim", "folded", "bare_name")
+_OF_LAYER = ("name", "shape", "dim", "folded", "bare_name", "channels_last")
 
 # The tensors of one kind: their names in a file after `layer.kind.`, by the record they fill.
 _TENSORS: dict[str, tuple[str, ...]] = {

@@ -135,7 +135,7 @@ class Layer:
     """One layer of a recording. Kernels come out in float64."""
 
     name: str
-    shape: tuple[int, ...]  # of one sample's features before pooling
+    shape: tuple[int, ...]  # of one sample's features before pooling; of images, channels first
     dim: int  # width of the recorded vector
     folded: bool  # whether max_dim acted on the buckets
     features: Recorded
@@ -145,6 +145,12 @@ class Layer:
     signs: Tensor | None = None  # (M,) sums of the signs of each bucket's samples
     sketch_signs: Tensor | None = None  # (128,) likewise, of each row of the sketches
     bare_name: str = ""  # without the names of wrappers around the network
+    channels_last: bool = False  # the network has its images as (height, width, channels)
+
+    @property
+    def shape_in_network(self) -> tuple[int, ...]:
+        """The shape of one sample's features as the network has them."""
+        return (*self.shape[1:], self.shape[0]) if self.channels_last else self.shape
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

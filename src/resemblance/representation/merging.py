@@ -1,6 +1,7 @@
-"""Merging: shards of one pass, recorded apart, become what one pass over all of the data gives.
+"""Merging: parts of one pass, recorded apart, become what one pass over all of them gives.
 
-Accumulators add and blocks concatenate; bucket kernels do neither and are formed anew.
+Accumulators add and blocks concatenate; bucket kernels do neither and are formed anew. Shards,
+processes of one job and what a checkpoint holds are all `joined` so.
 """
 
 from __future__ import annotations
@@ -28,39 +29,50 @@ def merge(parts: Iterable[Given], *, keep_sums: bool = False) -> Representation:
     shards = sorted(recordings(parts), key=lambda part: part.data.shards)
     if not shards:
         raise MismatchError("nothing to merge: expected at least one shard")
-    first = shards[0]
-    if len(shards) == 1:
-        return first if keep_sums or not first.complete else first.without_sums()
-    for other in shards[1:]:
-        _refuse_unmergeable(first, other)
     taken = sorted(shard for part in shards for shard in part.data.shards)
     twice = {shard for shard in taken if taken.count(shard) > 1}
-    if twice:
+    if twice and len({number for _, number in taken}) == 1:
         raise MismatchError(f"shards overlap: {sorted(twice)} came more than once; drop the copies")
-    numbers = [number for part in shards for number in part.block_numbers]
+    whole = joined(shards)
+    whole = replace(whole, data=replace(whole.data, shards=tuple(taken)))
+    return whole if keep_sums or not whole.complete else whole.without_sums()
+
+
+def joined(parts: Sequence[Representation]) -> Representation:
+    """What one pass over the blocks of all parts gives, with the accumulators.
+
+    Which shards are in is said as the first part says it.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    for other in parts[1:]:
+        _refuse_unmergeable(first, other)
+    numbers = [number for part in parts for number in part.block_numbers]
     order = sorted(range(len(numbers)), key=numbers.__getitem__)
-    sizes = [size for part in shards for size in part.block_sizes]
-    samples = sum(part.samples for part in shards)
-    whole = replace(
+    sizes = [size for part in parts for size in part.block_sizes]
+    samples = sum(part.samples for part in parts)
+    with_blocks = [part for part in parts if part.block_sizes] or parts[:1]
+    return replace(
         first,
-        layers=tuple(_merged(same, order, samples) for same in zip(*shards, strict=True)),
+        layers=tuple(_merged(same, order, samples) for same in zip(*parts, strict=True)),
         samples=samples,
         data=replace(
             first.data,
-            fingerprint=_added([part.data.fingerprint for part in shards]) or "",
-            content=_added([part.data.content for part in shards]),
-            labels=_added([part.data.labels for part in shards]),
-            skipped=sum(part.data.skipped for part in shards),
-            shards=tuple(taken),
+            fingerprint=_added([part.data.fingerprint for part in parts]) or "",
+            content=_added([part.data.content for part in parts]),
+            labels=_added([part.data.labels for part in parts]),
+            skipped=sum(part.data.skipped for part in parts),
         ),
         block_sizes=tuple(sizes[i] for i in order),
         block_numbers=tuple(numbers[i] for i in order),
-        block_hashes=_in_order([part.block_hashes for part in shards], order),
-        label_hashes=_in_order([part.label_hashes for part in shards], order),
-        rows=_rows([part.rows for part in shards], order),
-        outputs=outputs.joined([part.outputs for part in shards], _order_of_rows(sizes, order)),
+        block_hashes=_in_order([part.block_hashes for part in parts], order),
+        label_hashes=_in_order([part.label_hashes for part in parts], order),
+        rows=_rows([part.rows for part in with_blocks], order),
+        outputs=outputs.joined(
+            [part.outputs for part in with_blocks], _order_of_rows(sizes, order)
+        ),
     )
-    return whole if keep_sums or not whole.complete else whole.without_sums()
 
 
 def _merged(same: Sequence[Layer], order: Sequence[int], samples: int) -> Layer:

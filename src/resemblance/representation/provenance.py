@@ -10,7 +10,7 @@ import torch
 
 from .. import __version__
 
-Order = Literal["seeded", "stream"]
+Order = Literal["seeded", "stream", "keyed"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class DataInfo:
 
     id: str | None  # the caller's name for them
     total: int | None  # in the whole data set; None for a stream
-    order: Order  # ours, or the stream's
+    order: Order  # ours, or the stream's, whose samples may have keys
     shards: tuple[tuple[int, int], ...]  # (i, n): which of n shares are in
     skipped: int = 0  # as not finite
     fingerprint: str = ""  # of samples and their order

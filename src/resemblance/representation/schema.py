@@ -127,7 +127,7 @@ _PARTS = {
     "data": {
         "id": or_null(TEXT),
         "total": or_null(ONE),
-        "order": one_of("seeded", "stream"),
+        "order": one_of("seeded", "stream", "keyed"),
         "shards": SHARDS,
         "skipped": COUNT,
         "fingerprint": HASH,
@@ -150,6 +150,7 @@ _LAYER = {
     "folded": YES_NO,
     "moments": MAPPING,
     "bare_name": optional(TEXT),
+    "channels_last": optional(YES_NO),
 }
 _PRODUCTS = {"product": SQUARE, "inner": REAL, "inner_squared": SQUARE, "inner_fourth": SQUARE}
 

@@ -27,7 +27,7 @@ from .stored_kernels import at_once, round_off, runs, stacked
 FEW = 1024  # samples: up to these an error is that of other samples, beyond that of a part of them
 
 
-class _Blocks(NamedTuple):
+class BlockMeans(NamedTuple):
     """What each block says about numerator and denominators, for all layers."""
 
     cross: Tensor  # (k, L1, L2)
@@ -40,17 +40,19 @@ class _Blocks(NamedTuple):
     own1_apart: Tensor  # (k, L1)
     own2_apart: Tensor  # (k, L2)
 
-    def mean(self, weights: Tensor) -> _Blocks:
+    def mean(self, weights: Tensor) -> BlockMeans:
         """The blocks' mean, each by its weight (k,); or many such means, for weights (m, k)."""
         share = weights / weights.sum(-1, keepdim=True)
-        return _Blocks(*(torch.tensordot(share, x, 1) for x in self))
+        return BlockMeans(*(torch.tensordot(share, x, 1) for x in self))
 
-    def without(self, weights: Tensor, which: slice, rest: _Blocks, of_rest: Tensor) -> _Blocks:
+    def without(
+        self, weights: Tensor, which: slice, rest: BlockMeans, of_rest: Tensor
+    ) -> BlockMeans:
         """The mean with other blocks in place of some."""
         own = weights.clone()
         own[which] = 0
         total = own.sum() + of_rest.sum()
-        return _Blocks(
+        return BlockMeans(
             *(
                 (torch.tensordot(own, x, 1) + torch.tensordot(of_rest, y, 1)) / total
                 for x, y in zip(self, rest, strict=True)
@@ -64,7 +66,7 @@ class _Blocks(NamedTuple):
         one, two = self.alive()
         return indices.norms(self.own1 * one, self.own2 * two)
 
-    def moved(self, of: _Blocks) -> Tensor:  # (k, L1, L2)
+    def moved(self, of: BlockMeans) -> Tensor:  # (k, L1, L2)
         """What the `apart` of each block would move the score of means by, to first order."""
         norms = of.norms()
         score, own1, own2 = of.cross / norms, of.own1[:, None], of.own2[None, :]
@@ -72,10 +74,10 @@ class _Blocks(NamedTuple):
         return self.cross_apart / norms - score * relative / 2
 
 
-class _Said(NamedTuple):
+class Said(NamedTuple):
     """What was found in the blocks of two Representations."""
 
-    each: _Blocks
+    each: BlockMeans
     weight: Tensor  # (k,) of each block
     units: list[Tensor]  # (L, 1) that the kernels of either were divided by
     draws: Tensor | None = None  # (windows, L1, L2, p) how they score with samples permuted
@@ -118,51 +120,61 @@ def scores(
     """
     generator = torch.Generator().manual_seed(a.settings.seed)
     found = _block_sums(a, b, asked, device, generator=generator)
-    each, weight, tokens = found.each, found.weight, a.settings.tokens
+    tokens = a.settings.tokens
+    assert found.draws is not None
+    share = (found.weight / found.weight.sum()).unflatten(0, (-1, tokens)).sum(1)
+    left_out = _without_sequences(a, b, asked, device, found) if tokens > 1 else None
+    return estimate(found, asked, a, chance.spread(found.draws, share, generator), left_out)
+
+
+def estimate(
+    found: Said,
+    asked: Question,
+    rep: Representation,
+    above_mean: Tensor,  # (L1, L2) of what is not divided by norms, the 95 % level of chance
+    left_out: Tensor | None = None,  # (m, L1, L2) of tokens, scores without groups of sequences
+) -> Estimate:
+    """What blocks say, as scores with their errors; `rep` is one of the two."""
+    each, weight, tokens = found.each, found.weight, rep.settings.tokens
     whole = each.mean(weight)
     norms = whole.norms()
-    share = weight / weight.sum()
-    if tokens > 1:
-        deviations = [_without_sequences(a, b, asked, device, found)]
-    else:
-        rest = each.mean(weight * ~torch.eye(len(weight), dtype=torch.bool, device=device))
-        deviations = [error_bars.left_out(rest.cross / rest.norms())]
-    if tokens == 1 and a.samples > FEW and asked.index != "cka-debiased":
-        pairs = each.moved(whole) * (share / 2)[:, None, None]
-        deviations = of_a_part(deviations[0], pairs, sum(a.block_sizes) / a.samples)
+    if left_out is None:
+        apart = ~torch.eye(len(weight), dtype=torch.bool, device=weight.device)
+        rest = each.mean(weight * apart)
+        left_out = rest.cross / rest.norms()
+    deviations = [error_bars.left_out(left_out)]
+    if tokens == 1 and rep.samples > FEW and asked.index != "cka-debiased":
+        pairs = each.moved(whole) * (weight / weight.sum() / 2)[:, None, None]
+        deviations = of_a_part(deviations[0], pairs, sum(rep.block_sizes) / rep.samples)
     mean = whole.chance / norms
-    assert found.draws is not None
-    of_windows = share.unflatten(0, (-1, tokens)).sum(1)
-    high = mean + chance.spread(found.draws, of_windows, generator) / norms
-    low = 0.0 if asked.index == "cka" else -1.0
     carried = indices.norms(each.own1, each.own2).nan_to_num() * weight[:, None, None]
     return Estimate.of(
         whole.cross / norms,
         deviations,
         whole.alive(),
-        (mean, high),
-        low=low,
+        (mean, mean + above_mean / norms),
+        low=0.0 if asked.index == "cka" else -1.0,
         n_eff=found.n_eff,
         effective_blocks=error_bars.effective(carried) if tokens == 1 else None,
     )
 
 
 def _without_sequences(
-    a: Representation, b: Representation, asked: Question, device: str | torch.device, found: _Said
+    a: Representation, b: Representation, asked: Question, device: str | torch.device, found: Said
 ) -> Tensor:  # (m, L1, L2)
-    """Deviations: the score with each of some groups of sequences left out of all its blocks."""
+    """The score with each of some groups of sequences left out of all its blocks."""
     scores = []
     used = weights(a.block_sizes, a.samples, centre=is_centred(asked)) > 0
     for group in left_out_sequences.groups(a):
         if not used[group.blocks.start]:
             continue
-        rest, of_rest = _Blocks(*(x[:0] for x in found.each)), found.weight[:0]
+        rest, of_rest = BlockMeans(*(x[:0] for x in found.each)), found.weight[:0]
         if len(group.rest):
             one, two = (left_out_sequences.only(rep, group) for rep in (a, b))
             rest, of_rest = _block_sums(one, two, asked, device, units=found.units)[:2]
         mean = found.each.without(found.weight, group.blocks, rest, of_rest)
         scores.append(mean.cross / mean.norms())
-    return error_bars.left_out(torch.stack(scores))
+    return torch.stack(scores)
 
 
 def of_a_part(left_out: Tensor, pairs: Tensor, part: float) -> list[Tensor]:
@@ -185,7 +197,7 @@ def _block_sums(
     *,
     generator: torch.Generator | None = None,  # for the chance level, which is else left out
     units: list[Tensor] | None = None,
-) -> _Said:
+) -> Said:
     """What the blocks say, with their chance level."""
     sizes, tokens = a.block_sizes, a.settings.tokens
     loose = is_centred(asked)
@@ -221,12 +233,12 @@ def _block_sums(
             into.add(windows, carriers(asked, of, raw).unflatten(0, (blocks, -1)))
         if permuted is not None:
             draws.append(chance.drawn(one, two, permuted.of(windows, n).to(device), add_up))
-    each = _Blocks(*(torch.cat(x) for x in zip(*said, strict=True)))
+    each = BlockMeans(*(torch.cat(x) for x in zip(*said, strict=True)))
     weight = weight[weight > 0].to(device)
     # of a window one permutation is drawn for all its blocks
     drawn = torch.cat(draws).unflatten(0, (-1, tokens)).mean(1) if draws else None
     assert units is not None
-    return _Said(each, weight, units, drawn, (carried[0].n_eff(), carried[1].n_eff()))
+    return Said(each, weight, units, drawn, (carried[0].n_eff(), carried[1].n_eff()))
 
 
 def halves(n: int, device: torch.device) -> tuple[float, float, Tensor]:  # (t,) float32

@@ -96,7 +96,11 @@ def high(draws: Tensor) -> Tensor:  # (..., p) -> (...)
     """
     deviation = draws - draws.mean(-1, keepdim=True)
     sigma = draws.std(-1)
-    skew = (deviation**3).mean(-1) / sigma**3
+    return quantile(sigma, (deviation**3).mean(-1) / sigma**3)
+
+
+def quantile(sigma: Tensor, skew: Tensor) -> Tensor:
+    """How far the 95 % quantile lies above the mean, from standard deviation and skewness."""
     skew = skew.nan_to_num(0.1).clamp(0.1, 2.8)  # of no less than normal, no more than χ² of one
     return sigma * 2 / skew * ((1 + skew * _Z95 / 6 - skew**2 / 36) ** 3 - 1)
 

@@ -56,3 +56,21 @@ def leaf_order(links: np.ndarray) -> list[int]:
     for i, (left, right, _, _) in enumerate(links):
         groups[n + i] = groups.pop(int(left)) + groups.pop(int(right))
     return next(iter(groups.values()))
+
+
+def cut(links: np.ndarray) -> tuple[list[list[int]], tuple[float, float]]:
+    """Groups of leaves, cut at the widest gap between successive heights of two merges or more.
+
+    The heights on either side of the gap come with them. Groups stand in the order of their first
+    leaves.
+
+    >>> cut(np.array([[0, 1, 0.1, 2], [2, 3, 0.2, 2], [4, 5, 0.9, 4]]))
+    ([[0, 1], [2, 3]], (0.2, 0.9))
+    """
+    n, heights = len(links) + 1, links[:, 2]
+    merged = int(np.diff(heights).argmax()) + 1
+    groups: dict[int, list[int]] = {i: [i] for i in range(n)}
+    for i, (left, right, _, _) in enumerate(links[:merged]):
+        groups[n + i] = groups.pop(int(left)) + groups.pop(int(right))
+    found = sorted(sorted(group) for group in groups.values())
+    return found, (float(heights[merged - 1]), float(heights[merged]))

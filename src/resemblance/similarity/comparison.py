@@ -5,7 +5,6 @@ Made by `compare`; nothing here computes a similarity.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -14,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._atomic_files import write_atomically
 from .._by_content import by_content
 from .._shown_text import shown
-from ..errors import DataError, FormatError, optional
+from ..errors import DataError, optional
 from ..representation import schema
-from ..representation.schema import COUNT, TABLE, TEXT, YES_NO, Rule, list_of, one_of, or_null
+from ..representation.schema import COUNT, TABLE, TEXT, YES_NO, list_of, one_of, or_null
+from . import result_files
 from .combinations import ESTIMATORS, INDICES, KERNELS, Estimator, Index, Kernel
 from .error_bars import student_t
 from .layer_matching import RULES, Known, MatchedBy, Matching, align, match
+from .result_files import plain as plain
+from .result_files import table
 from .same_predictions import Behaviour
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ _MANY = 1000.0  # degrees of freedom: nearly normal
 _LATER = ("df", "replicates", "n_eff", "effective_blocks")  # not in files of 0.1
 _NAMED = 8  # layers without a counterpart that a summary names
 _RULES = {  # of a file
-    "comparison": Rule("1", lambda x: type(x) is int and x == 1),
     "models": list_of(TEXT, 2, 2),
     "rows": list_of(TEXT, 1),
     "columns": list_of(TEXT, 1),
@@ -351,41 +351,37 @@ class Comparison:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the comparison as JSON; `Comparison.load` reads it."""
-        text = json.dumps({"comparison": 1, **self.to_dict()}, indent=1)
-        return write_atomically(path, text.encode())
+        return result_files.write(path, "comparison", self.to_dict())
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Comparison:
         """The Comparison in a file that `save` wrote."""
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-            if type(content) is not dict:
-                raise ValueError("expected an object")
-            schema.check_part("", content, _RULES)
-            values = {f.name: content[f.name] for f in fields(Comparison) if f.default is MISSING}
-            values |= {key: content.get(key) for key in _LATER}
-            shape = (len(values["rows"]), len(values["columns"]))
-            for key in ("scores", "stderr", "chance", "chance_high", "df", "effective_blocks"):
-                if values[key] is not None:
-                    values[key] = np.array(values[key], dtype=float).reshape(shape)
-            if values["replicates"] is not None:
-                values["replicates"] = np.array(values["replicates"], float).reshape(-1, shape[0])
-            if values["n_eff"] is not None:
-                sides = zip(values["n_eff"], shape, strict=True)
-                values["n_eff"] = tuple(np.array(x, dtype=float).reshape(n) for x, n in sides)
-            if "matched_by" in content and "matched" in content:
-                _check_matched(content["matched"], *shape)
-                values |= {"matched_by": content["matched_by"], "matched": content["matched"]}
-            values["tokens"] = content.get("tokens")
-            predicted = content.get("behaviour")
-            values["behaviour"] = None if predicted is None else Behaviour.of(predicted)
-            for key in ("models", "rows", "columns", "samples", "notes", "matched"):
-                values[key] = None if values.get(key) is None else tuple(values[key])
-        except (FormatError, OSError, ValueError, TypeError, RecursionError) as error:
-            raise FormatError(
-                f"{path} is not a comparison written by Comparison.save ({error}); save it again"
-            ) from error
+        values = result_files.read(path, "comparison", "Comparison", _RULES, _values)
         return Comparison(**values)
+
+
+def _values(content: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a Comparison from what a file holds."""
+    values = {f.name: content[f.name] for f in fields(Comparison) if f.default is MISSING}
+    values |= {key: content.get(key) for key in _LATER}
+    shape = (len(values["rows"]), len(values["columns"]))
+    for key in ("scores", "stderr", "chance", "chance_high", "df", "effective_blocks"):
+        if values[key] is not None:
+            values[key] = table(values[key], shape)
+    if values["replicates"] is not None:
+        values["replicates"] = table(values["replicates"], (-1, shape[0]))
+    if values["n_eff"] is not None:
+        sides = zip(values["n_eff"], shape, strict=True)
+        values["n_eff"] = tuple(table(x, (n,)) for x, n in sides)
+    if "matched_by" in content and "matched" in content:
+        _check_matched(content["matched"], *shape)
+        values |= {"matched_by": content["matched_by"], "matched": content["matched"]}
+    values["tokens"] = content.get("tokens")
+    predicted = content.get("behaviour")
+    values["behaviour"] = None if predicted is None else Behaviour.of(predicted)
+    for key in ("models", "rows", "columns", "samples", "notes", "matched"):
+        values[key] = None if values.get(key) is None else tuple(values[key])
+    return values
 
 
 def mean_over_layers(
@@ -437,12 +433,3 @@ def _from_to(numbers: np.ndarray) -> str:
 
 def _with_error(value: float, error: float) -> str:
     return f"{value:.3f}" if np.isnan(error) else f"{value:.3f} ± {error:.3f}"
-
-
-def plain(value: Any) -> Any:
-    """Arrays and tuples as lists, NaN as None: what JSON holds."""
-    if isinstance(value, np.ndarray):
-        return [plain(item) for item in value.tolist()]
-    if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and np.isnan(value) else value

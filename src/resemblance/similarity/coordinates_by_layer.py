@@ -20,6 +20,8 @@ from .layer_matching import MatchedBy
 if TYPE_CHECKING:
     import pandas
 
+    from .parting_layer import Parting
+
 COLUMNS = ("decibels", "cosine", "mean_share")  # each with its `_stderr`
 
 
@@ -84,6 +86,20 @@ class Coordinates:
         from a third. Units whose meaning is given, as those of logits are, are shared by all."""
         return bool(self.shared_layers.any())
 
+    def parting(self, *, least: float = 6.0) -> Parting:
+        """Where the copy begins to move: the first layer whose features changed beyond doubt.
+
+        Layers are read from the input on, each against the one before it, the first against what
+        rounding leaves of a network; the chance of any false finding is 5 %. See
+        `first_moved_layer`.
+
+        Args:
+            least: falls of no more decibels than that do not count.
+        """
+        from .first_moved_layer import first_moved
+
+        return first_moved(self, least)
+
     def to_frame(self, *, always: bool = False) -> pandas.DataFrame:
         """One row for each layer and kind: layer, counterpart, kind, decibels, cosine and
         mean_share, each with its `_stderr`, and for features chance, chance_high and shared.
@@ -126,6 +142,8 @@ class Coordinates:
                 f"(false alarms: {self.alarms:g})."
             )
             lines += [self._changed(i) for i in range(len(self.kinds))]
+            if (found := self.parting()).found:
+                lines.append(found.sentence)
         else:
             lines.append(
                 "They share no coordinates that could be seen: no layer's cosine is above that of "

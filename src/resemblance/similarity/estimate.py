@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -53,6 +54,24 @@ class Estimate:
         carried = None if n_eff is None else tuple(x.cpu().numpy() for x in n_eff)
         error = stderr.cpu().numpy()
         return Estimate(score, error, lives, mean, high, n_eff=carried, **found)
+
+    def of_columns(self, which: slice) -> Estimate:
+        """The same for some of the columns."""
+
+        def cut(x: Any) -> Any:
+            return None if x is None else x[..., which]
+
+        return Estimate(
+            cut(self.scores),
+            cut(self.stderr),
+            (self.alive[0], cut(self.alive[1])),
+            cut(self.chance),
+            cut(self.chance_high),
+            cut(self.df),
+            cut(self.replicates),
+            None if self.n_eff is None else (self.n_eff[0], cut(self.n_eff[1])),
+            cut(self.effective_blocks),
+        )
 
     def with_errors(self, stderr: Tensor) -> Estimate:
         """The same with other standard errors, to which replicates are scaled."""

@@ -36,6 +36,7 @@ from .comparison_matrix import ComparisonMatrix, MatchedAllBy
 from .error_bars import Carried
 from .left_out_sequences import Group
 from .pair_sums import factors, level_in_place
+from .predictions_of_many import behaviour_of_all
 from .two_networks import check_recorded, constant_layer, no_blocks
 from .whole_estimates import is_whole
 
@@ -75,6 +76,10 @@ def compare_all(
     out of the means, and a warning names it. Standard error: the jackknife of the mean, over blocks
     or groups of samples, which says how far it would move with other samples of the same source.
 
+    What the networks predict is compared where they have as many classes: `behaviour` of the result
+    has disagreement and divergence of every pair, from all recorded blocks, and
+    `behaviour_missing` says why not where it is not so.
+
     Cost: about R² · block² / 4 multiplications a block and layer; memory for 2 · blocks + 2
     matrices R × R in float64.
     """
@@ -82,7 +87,7 @@ def compare_all(
     reps, device = recordings(reps), usable(device)
     if blocks is not None:
         blocks = whole_number("blocks", blocks, 1)
-    _refuse_incomparable(reps, kernel)
+    refuse_incomparable(reps, kernel)
     asked = Question(kernel, index, kernel == "features" if centre is None else centre, "blocks")
     chosen, matched_by = _matched_layers(reps, layer)
     sizes = reps[0].block_sizes[: _whole_windows(reps[0], blocks or _enough(reps))]
@@ -135,6 +140,7 @@ def compare_all(
         n_eff=torch.stack(n_eff, 1).cpu().numpy(),
         tokens=reps[0].settings.tokens_of_each,
         matched_by=matched_by,
+        behaviour=behaviour_of_all(reps),
     )
 
 
@@ -152,7 +158,8 @@ def _whole_windows(rep: Representation, blocks: int) -> int:
     return -(-blocks // rep.settings.tokens) * rep.settings.tokens
 
 
-def _refuse_incomparable(reps: Sequence[Representation], kernel: Kernel) -> None:
+def refuse_incomparable(reps: Sequence[Representation], kernel: Kernel) -> None:
+    """An error if networks are fewer than two, or were not recorded alike on the same samples."""
     if len(reps) < 2:
         raise DataError(f"expected at least two networks to compare, found {len(reps)}")
     first = reps[0]

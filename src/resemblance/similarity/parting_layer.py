@@ -72,6 +72,7 @@ class Parting:
     fall: float | None = None
     low: float | None = None
     high: float | None = None
+    unit: str = ""  # of falls: dB where layers are compared in coordinates
 
     @property
     def after(self) -> str | None:
@@ -81,17 +82,21 @@ class Parting:
     @property
     def sentence(self) -> str:
         """The answer in words."""
+        unit = f" {self.unit}" if self.unit else ""
         if self.layer is None:
             least = max(fall.least for fall in self.tested)
             return (
                 f"No layer stands out: read {self.direction}, none of {len(self.tested)} has "
-                f"{self.kernel} that fall by more than {least:g} beyond chance."
+                f"{self.kernel} that fall by more than {least:g}{unit} beyond chance."
             )
         end = _ENDS[self.direction]
         since = f"1, the score at the {end}" if self.before is None else shown(self.before)
+        if unit:
+            since = "what rounding leaves" if self.before is None else shown(self.before)
+        form = ".1f" if unit else ".2g"
         return (
             f"Read {self.direction}, {self.kernel} part at {shown(self.layer)}, which lies "
-            f"{self.fall:.2g} ({self.low:.2g} to {self.high:.2g}) below {since}."
+            f"{self.fall:{form}} ({self.low:{form}} to {self.high:{form}}){unit} below {since}."
         )
 
 

@@ -62,7 +62,7 @@ def few_carry(rep: Representation, kernel: Kernel) -> bool:
     return bool((carried < _SKETCH_BELOW).double().mean() > 0.5)
 
 
-class _Sums(NamedTuple):
+class Sums(NamedTuple):
     """Σ over pairs of two layers, and of each with itself."""
 
     both: Tensor  # (..., L1, L2)
@@ -87,30 +87,41 @@ def scores(
     units = [d.mean(1, keepdim=True).clamp_min(1e-300) for d in (d1, d2)]
     d1, d2 = (d.to(device) / unit.to(device) for d, unit in zip((d1, d2), units, strict=True))
     each = _of_blocks(a, b, asked, [unit.to(device) for unit in units], device)
-    total, weight = (_Sums(*(x.sum(0) for x in sums)) for sums in each[:2])
-    known, samples = d1.shape[1], a.samples
+    return estimate(plain, each, d1, d2, a)
+
+
+def estimate(
+    plain: Estimate,  # of the blocks
+    each: Sequence[Sums],  # as `_of_blocks` has them
+    d1: Tensor,  # (L1, n) the norms of all samples, at a mean of one
+    d2: Tensor,  # (L2, n)
+    rep: Representation,  # one of the two
+) -> Estimate:
+    """What blocks and norms say, as scores with their errors."""
+    total, weight = (Sums(*(x.sum(0) for x in sums)) for sums in each[:2])
+    known, samples = d1.shape[1], rep.samples
     pairs, diagonals = _of_all(d1, d2, samples)
 
-    def score(found: _Sums, weight: _Sums, pairs: _Sums, diagonals: _Sums) -> Tensor:
+    def score(found: Sums, weight: Sums, pairs: Sums, diagonals: Sums) -> Tensor:
         parts = zip(found, weight, pairs, diagonals, strict=True)
         both, one, two = (x / w.clamp_min(1e-300) * p + d for x, w, p, d in parts)
         return both / indices.norms(one, two)
 
     value = score(total, weight, pairs, diagonals)
-    rest, lighter = (_Sums(*(x.sum(0) - x for x in sums)) for sums in each[:2])
+    rest, lighter = (Sums(*(x.sum(0) - x for x in sums)) for sums in each[:2])
     left_out = error_bars.left_out(score(rest, lighter, pairs, diagonals))
     # what pairs within halves of a block and across them say differently, beyond their norms
     found, expected = each[2:]
-    moved = _Sums(
+    moved = Sums(
         *(
             x - y * s / w.clamp_min(1e-300)
             for x, y, s, w in zip(found, expected, total, weight, strict=True)
         )
     )
     step = 1e-6
-    nudged = _Sums(*(x + step * y for x, y in zip(total, moved, strict=True)))
+    nudged = Sums(*(x + step * y for x, y in zip(total, moved, strict=True)))
     of_pairs = (score(nudged, weight, pairs, diagonals) - value) / (2 * step)
-    deviations = of_a_part(left_out, of_pairs, sum(a.block_sizes) / samples)
+    deviations = of_a_part(left_out, of_pairs, sum(rep.block_sizes) / samples)
     if known < samples:
         out = []
         for group in torch.arange(known, device=d1.device).chunk(_GROUPS):
@@ -125,13 +136,13 @@ def scores(
     return replace(result, n_eff=plain.n_eff, effective_blocks=plain.effective_blocks)
 
 
-def _of_all(d1: Tensor, d2: Tensor, samples: int) -> tuple[_Sums, _Sums]:  # (L1, n), (L2, n)
-    """(Σw)² − Σw² and Σw² of all N samples, from the n that are known, as of `_Sums`."""
+def _of_all(d1: Tensor, d2: Tensor, samples: int) -> tuple[Sums, Sums]:  # (L1, n), (L2, n)
+    """(Σw)² − Σw² and Σw² of all N samples, from the n that are known, as of `Sums`."""
     n = d1.shape[1]
-    pairs, more = (x[0] for x in _pairs_of(d1[None], d2[None])), samples / n
+    pairs, more = (x[0] for x in pairs_of(d1[None], d2[None])), samples / n
     squares = (d1 @ d2.T, d1.square().sum(1), d2.square().sum(1))
     often = more * (samples - 1) / (n - 1)
-    return _Sums(*(x * often for x in pairs)), _Sums(*(x * more for x in squares))
+    return Sums(*(x * often for x in pairs)), Sums(*(x * more for x in squares))
 
 
 def _of_blocks(
@@ -140,12 +151,12 @@ def _of_blocks(
     asked: Question,
     units: Sequence[Tensor],
     device: str | torch.device,
-) -> list[_Sums]:
+) -> list[Sums]:
     """Of each block: ΣK1K2 and Σww over pairs, and both within halves of it less across them."""
     sizes = a.block_sizes
     at_once = stored_kernels.at_once(max(len(a), len(b)), device)
     both = (stacked(rep, asked.kernel, sizes, device, at_once=at_once) for rep in (a, b))
-    out: list[list[_Sums]] = [[], [], [], []]
+    out: list[list[Sums]] = [[], [], [], []]
     for (start, stop), *pair in zip(runs(sizes, at_once), *both, strict=True):
         n = sizes[start]
         if n < 2:
@@ -158,25 +169,25 @@ def _of_blocks(
         within, across, weight = halves(n, k1.device)  # what each pair counts for
         out[0].append(_products(k1, k2, k1, k2))
         f1, f2 = k1.float(), k2.float()  # precise enough for an error
-        out[2].append(_Sums(*(x.double() for x in _products(f1 * weight, f2 * weight, f1, f2))))
-        every = _pairs_of(d1, d2)
+        out[2].append(Sums(*(x.double() for x in _products(f1 * weight, f2 * weight, f1, f2))))
+        every = pairs_of(d1, d2)
         inside = (
-            _pairs_of(d1[..., part], d2[..., part]) for part in (slice(n // 2), slice(n // 2, n))
+            pairs_of(d1[..., part], d2[..., part]) for part in (slice(n // 2), slice(n // 2, n))
         )
         same = [x + y for x, y in zip(*inside, strict=True)]
         out[1].append(every)
         out[3].append(
-            _Sums(*(within * x + across * (y - x) for x, y in zip(same, every, strict=True)))
+            Sums(*(within * x + across * (y - x) for x, y in zip(same, every, strict=True)))
         )
-    return [_Sums(*(torch.cat(x) for x in zip(*sums, strict=True))) for sums in out]
+    return [Sums(*(torch.cat(x) for x in zip(*sums, strict=True))) for sums in out]
 
 
-def _products(s1: Tensor, s2: Tensor, k1: Tensor, k2: Tensor) -> _Sums:  # (g, L, t)
-    return _Sums(2 * s1 @ k2.mT, 2 * (s1 * k1).sum(-1), 2 * (s2 * k2).sum(-1))
+def _products(s1: Tensor, s2: Tensor, k1: Tensor, k2: Tensor) -> Sums:  # (g, L, t)
+    return Sums(2 * s1 @ k2.mT, 2 * (s1 * k1).sum(-1), 2 * (s2 * k2).sum(-1))
 
 
-def _pairs_of(d1: Tensor, d2: Tensor) -> _Sums:  # (g, L1, n), (g, L2, n)
+def pairs_of(d1: Tensor, d2: Tensor) -> Sums:  # (g, L1, n), (g, L2, n)
     """Σ w_i w_j over i ≠ j of each block."""
     both = (d1.sqrt() @ d2.sqrt().mT) ** 2 - d1 @ d2.mT
     one, two = (d.sum(-1) ** 2 - d.square().sum(-1) for d in (d1, d2))
-    return _Sums(both, one, two)
+    return Sums(both, one, two)

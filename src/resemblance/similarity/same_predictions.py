@@ -134,10 +134,10 @@ def behaviour(a: Given, b: Given) -> Behaviour:
     assert one is not None
     assert two is not None
     p, q = one.prediction, two.prediction
-    kl, js, exact = _divergences(one, two)
+    kl, js, exact = divergences(one, two)
     labels = one.labels if one.labels is not None else two.labels
     known = labels is not None and bool((labels >= 0).any())
-    value, error = _with_errors(_sums(p, q, js, kl, labels, _parts(a)))
+    value, error = _with_errors(_sums(p, q, js, kl, labels, parts(a)))
     numbers: dict[str, Any] = {}
     for name, x, e in zip(_NAMES, value, error, strict=True):
         there = known or name != "shared_errors"
@@ -219,7 +219,7 @@ def _with_errors(parts: _Sums) -> tuple[list[float], list[float]]:
     return value, error_bars.jackknife(rest.numbers()).tolist()
 
 
-def _parts(rep: Representation) -> Tensor:  # (rows,)
+def parts(rep: Representation) -> Tensor:  # (rows,)
     """The part that each row of the blocks is left out with: a token, with its sequence."""
     tokens, start, out = rep.settings.tokens, 0, []
     for n in rep.block_sizes[::tokens]:
@@ -228,7 +228,7 @@ def _parts(rep: Representation) -> Tensor:  # (rows,)
     return torch.cat(out) * min(_PARTS, start) // start
 
 
-def _divergences(one: Outputs, two: Outputs) -> tuple[Tensor, Tensor, bool]:  # (rows,), (rows,)
+def divergences(one: Outputs, two: Outputs) -> tuple[Tensor, Tensor, bool]:  # (rows,), (rows,)
     """KL(one‖two) and JS of each row, and whether they are exact."""
     exact = one.every is not None and two.every is not None
     found = []
@@ -292,7 +292,7 @@ def _known(outputs: Outputs, rows: slice) -> tuple[Tensor, Tensor]:  # (rows, k)
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
+    return f"{100 * share:.{2 if share < 0.995 else 3}g} %"  # not 1e+02
 
 
 def _few(x: float) -> str:

@@ -22,7 +22,7 @@ from .coordinates_by_layer import COLUMNS, Coordinates
 from .exchanged_units import chance
 from .layer_matching import Matching, known, match
 from .sketched_change import Centred, Change, change
-from .two_networks import check_recorded, no_blocks, same_samples
+from .two_networks import check_recorded, mispaired, same_samples
 
 FALSE_ALARMS = 1e-3  # of a comparison
 # Of what rounding changes, in squares and of values spread evenly between two powers of two: a
@@ -61,9 +61,9 @@ def coordinates(a: Given, b: Given) -> Coordinates:
     (True, 20, 1.0)
     """
     a, b = recording(a), recording(b)
-    _check(a, b)
-    matching, pairs = _pairs(a, b)
-    kinds, notes = _kinds(a, b)
+    check(a, b)
+    matching, pairs = counterparts(a, b)
+    kinds, notes = kinds_of(a, b)
     found: dict[Kind, list[Change]] = {kind: [] for kind in kinds}
     chances = []
     for x, y in pairs:
@@ -106,7 +106,7 @@ def _sketch(layer: Layer, kind: Kind, rep: Representation) -> Centred:
     return Centred.of(sketch, signs, rep.samples)
 
 
-def _check(a: Representation, b: Representation) -> None:
+def check(a: Representation, b: Representation) -> None:
     """An error where two recordings cannot be taken from each other."""
     for rep in (a, b):
         for layer in rep:
@@ -119,9 +119,7 @@ def _check(a: Representation, b: Representation) -> None:
         )
     if trouble := difference(a, b, ("seed",)):
         raise MismatchError(f"expected sketches of one seed; {trouble}; record both with one")
-    alike = (a.block_sizes, a.block_numbers) == (b.block_sizes, b.block_numbers)
-    several = max(a.block_sizes, default=0) > 1 and difference(a, b, ("block",)) is None
-    trouble = no_blocks(a, b) if alike and several else None
+    trouble = mispaired(a, b)
     if trouble is None and not torch.equal(a[0].sketch_signs, b[0].sketch_signs):  # type: ignore[arg-type]
         trouble = "other samples were skipped as not finite in one than in the other"
     if trouble:
@@ -130,7 +128,9 @@ def _check(a: Representation, b: Representation) -> None:
         )
 
 
-def _pairs(a: Representation, b: Representation) -> tuple[Matching, Sequence[tuple[Layer, Layer]]]:
+def counterparts(
+    a: Representation, b: Representation
+) -> tuple[Matching, Sequence[tuple[Layer, Layer]]]:
     """Counterparts of equal shape."""
     matching = match(known(a), known(b), np.zeros((len(a), len(b))))
     if matching.by == "similarity":
@@ -150,7 +150,7 @@ def _pairs(a: Representation, b: Representation) -> tuple[Matching, Sequence[tup
     return matching, pairs
 
 
-def _kinds(a: Representation, b: Representation) -> tuple[tuple[Kind, ...], tuple[str, ...]]:
+def kinds_of(a: Representation, b: Representation) -> tuple[tuple[Kind, ...], tuple[str, ...]]:
     """What can be compared, and why gradients cannot be where both have them."""
     if not all(layer.gradients is not None for rep in (a, b) for layer in rep):
         return ("features",), ()

@@ -33,7 +33,7 @@ from .combinations import Estimator, Index, Kernel, Question
 from .comparison import Comparison
 from .estimate import Estimate
 from .layer_matching import known, match
-from .same_predictions import behaviour
+from .same_predictions import Behaviour, behaviour
 from .same_predictions import obstacle as no_outputs
 from .whole_estimates import Pairing
 
@@ -44,6 +44,15 @@ _UNPAIRED = (
 _REORDERED = (
     "their data go by one name and hold the same samples, but in another order, so that samples "
     "would be paired wrongly"
+)
+_REDRAWN = "of the same sequences other tokens were drawn, as the networks take others for special"
+_OTHER_ORDER = (
+    "they hold the same samples by their keys, but in another order, so that their blocks are of "
+    "different ones"
+)
+_BY_KEYS = (
+    "taken from buckets, in which samples are paired by their keys: both networks saw the same "
+    "ones, but in another order, so that their blocks are of different ones"
 )
 _PRODUCT = (
     "the product of bucket kernels is not a sketch of the product kernel (different samples of a "
@@ -59,6 +68,7 @@ _SPECTRAL = (
 )
 _FEWEST_EFFECTIVE = {True: 100, False: 300}  # samples; whether the kernel of all is known
 _FEWEST_BLOCKS = 12
+_SAME = 1e-9  # 1 less a score: round-off, of a layer and itself
 _SKETCHED = (
     "taken from buckets, which hold all samples: few carry these kernels, and most of those lie "
     "outside of the blocks"
@@ -125,10 +135,25 @@ def compare(
     a, b, device = recording(a), recording(b), usable(device)
     combinations.check_names(kernel, index, estimator)
     check_recorded(a, b, kernel)
-    asked = _question(a, b, kernel, index, centre, estimator)
+    asked = question(a, b, kernel, index, centre, estimator)
     found = _estimate(a, b, asked, device)
+    predicted = behaviour(a, b) if no_outputs(a, b) is None else None
+    return result(a, b, asked, found, predicted, automatic=estimator == "auto")
+
+
+def result(
+    a: Representation,
+    b: Representation,
+    asked: Question,
+    found: Estimate,
+    predicted: Behaviour | None,
+    *,
+    automatic: bool,  # whether the estimator was chosen here
+) -> Comparison:
+    """An estimate with what there is to say about it; warns of what it cannot be trusted in."""
+    kernel, index = asked.kernel, asked.index
     paired, blocks = same_samples(a, b), asked.estimator in ("blocks", "ratio")
-    chosen = estimator == "auto" and no_blocks(a, b) is None
+    chosen = automatic and no_blocks(a, b) is None
     whole = asked.estimator == "blocks" and all(x.all() for x in whole_layers(a, b, asked))
     notes = [
         *([_PRODUCT] if kernel == "product" and asked.estimator == "buckets" else []),
@@ -137,6 +162,7 @@ def compare(
         *([_TRANSPORT] if kernel == "transport" else []),
         *([_SKETCHED_TOKENS] if a.settings.tokens > 1 and not blocks else []),
         *([_SKETCHED] if chosen and asked.estimator == "buckets" and index == "cka" else []),
+        *([_BY_KEYS] if automatic and no_blocks(a, b) == _OTHER_ORDER else []),
     ]
     alarms = [] if paired or index == "spectral" else [_UNPAIRED]
     constant = [
@@ -146,11 +172,11 @@ def compare(
         if not live
     ]
     alarms += dict.fromkeys(constant)  # once, also when a network is compared with itself
-    alarms += _untrusted(a, found)
+    alarms += untrusted(a, found)
     for alarm in alarms:
-        warnings.warn(alarm, ResemblanceWarning, stacklevel=2)
+        warnings.warn(alarm, ResemblanceWarning, stacklevel=3)
     matching = match(known(a), known(b), found.scores)
-    result = Comparison(
+    out = Comparison(
         models=(a.name, b.name),
         rows=tuple(a.layer_names),
         columns=tuple(b.layer_names),
@@ -166,16 +192,16 @@ def compare(
         n_eff=None if found.n_eff is None else (found.n_eff[0], found.n_eff[1]),
         effective_blocks=found.effective_blocks,
         tokens=a.settings.tokens_of_each,
-        behaviour=behaviour(a, b) if no_outputs(a, b) is None else None,
+        behaviour=predicted,
         matched_by=matching.by,
         matched=matching.columns,
     )
     if found.replicates is None:
-        return result
-    return replace(result, replicates=result.of_counterparts(found.replicates))
+        return out
+    return replace(out, replicates=out.of_counterparts(found.replicates))
 
 
-def _question(
+def question(
     a: Representation,
     b: Representation,
     kernel: Kernel,
@@ -185,7 +211,7 @@ def _question(
 ) -> Question:
     """The question with its defaults, or an error that says why it cannot be answered."""
     no_block = no_blocks(a, b, paired=index != "spectral")
-    no_bucket = no_buckets(a, b)
+    no_bucket = no_buckets(a, b, paired=index != "spectral")
     if centre is None:
         centre = kernel == "features" and estimator != "paper"
     if estimator == "auto":
@@ -299,20 +325,15 @@ def _from_blocks(
     return block_estimates.scores(a, b, asked, device)
 
 
-def _untrusted(a: Representation, found: Estimate) -> list[str]:
+def untrusted(a: Representation, found: Estimate) -> list[str]:
     """What to say where too few samples, or blocks of them, carry a score to judge its error."""
     if found.n_eff is None:
         return []
     tokens = a.settings.tokens
     held = sum(a.block_sizes) // tokens  # samples, or sequences
-    few = tokens > 1 or a.samples <= block_estimates.FEW
-    limit = min(_FEWEST_EFFECTIVE[few], held / 7)
     rows, columns = found.n_eff
     carried = np.minimum(rows[:, None], columns[None, :])
-    doubtful = carried < limit
-    if found.effective_blocks is not None:
-        doubtful |= found.effective_blocks < min(_FEWEST_BLOCKS, len(a.block_sizes) / 4)
-    doubtful &= np.isfinite(found.scores) & (found.scores < 1)
+    doubtful = are_doubtful(a, found)
     if not doubtful.any():
         return []
     what = "samples" if tokens == 1 else "sequences"
@@ -322,6 +343,19 @@ def _untrusted(a: Representation, found: Estimate) -> list[str]:
         f"{held:,} in them. Record more {what}, or gradients with another beta, which sets how "
         "unequal samples are"
     ]
+
+
+def are_doubtful(a: Representation, found: Estimate | Comparison) -> np.ndarray:  # (rows, columns)
+    """Of which scores the errors cannot be trusted: too few samples, or blocks, carry them."""
+    if found.n_eff is None:
+        return np.zeros(found.scores.shape, dtype=bool)
+    tokens = a.settings.tokens
+    few = tokens > 1 or a.samples <= block_estimates.FEW
+    limit = min(_FEWEST_EFFECTIVE[few], sum(a.block_sizes) // tokens / 7)
+    doubtful: np.ndarray = np.minimum(found.n_eff[0][:, None], found.n_eff[1][None, :]) < limit
+    if found.effective_blocks is not None:
+        doubtful |= found.effective_blocks < min(_FEWEST_BLOCKS, len(a.block_sizes) / 4)
+    return doubtful & np.isfinite(found.scores) & (found.scores < 1 - _SAME)
 
 
 def constant_layer(model: str, name: str) -> str:
@@ -349,9 +383,35 @@ def no_blocks(a: Representation, b: Representation, *, paired: bool = True) -> s
     if not same_samples(a, b):
         return "they were recorded on different samples"
     trouble = difference(a, b, ("seed", "block"))
-    if trouble is None and (a.block_sizes, a.block_numbers) != (b.block_sizes, b.block_numbers):
+    if trouble is None and _any_keyed(a, b) and a.block_hashes != b.block_hashes:
+        return _OTHER_ORDER
+    if trouble is None and not _alike(a, b):
         return "their blocks hold different samples"
-    return trouble or (_REORDERED if _reordered(a, b) else None)
+    return trouble or mispaired(a, b)
+
+
+def _alike(a: Representation, b: Representation) -> bool:
+    """Whether blocks have the same places and sizes."""
+    return (a.block_sizes, a.block_numbers) == (b.block_sizes, b.block_numbers)
+
+
+def _any_keyed(a: Representation, b: Representation) -> bool:
+    """Whether samples of one are known by keys, and came in an order of their own."""
+    return "keyed" in (a.data.order, b.data.order)
+
+
+def mispaired(a: Representation, b: Representation) -> str | None:
+    """Why samples of one index are different ones in two recordings, or None if they are not.
+
+    Where data go by no name, a fingerprint has each sample's content with its index, but not which
+    tokens of it were drawn; where samples have keys, the index is the sample's own.
+    """
+    untold = a.data.id is not None or a.settings.unit == "token"
+    by_index = same_samples(a, b) and untold and not _any_keyed(a, b)
+    known = _alike(a, b) and difference(a, b, ("seed", "block")) is None
+    if not (by_index and known and _reordered(a, b)):
+        return None
+    return _REDRAWN if a.data.id is None else _REORDERED
 
 
 def _reordered(a: Representation, b: Representation) -> bool:
@@ -367,16 +427,23 @@ def _reordered(a: Representation, b: Representation) -> bool:
     return labelled and a.data.labels == b.data.labels and a.label_hashes != b.label_hashes
 
 
-def no_buckets(a: Representation, b: Representation) -> str | None:
+def no_buckets(a: Representation, b: Representation, *, paired: bool = True) -> str | None:
     """Why the buckets of two Representations cannot be compared, or None if they can."""
     if not a.settings.buckets or not b.settings.buckets:
         return "none were recorded"
-    return difference(a, b, ("seed", "buckets", "per_sample", "max_dim"))
+    trouble = difference(a, b, ("seed", "buckets", "per_sample", "max_dim"))
+    return trouble or (mispaired(a, b) if paired else None)
 
 
 def check_recorded(a: Representation, b: Representation, kernel: Kernel) -> None:
     """An error if a kernel was not recorded, or not in the same way, by both."""
     for rep in (a, b):
+        if not rep.complete:
+            there, count = len(rep.data.shards), rep.data.shards[0][1]
+            raise MismatchError(
+                f"{rep.name!r} is {there} of {count} shards of a recording; record the others and "
+                "put all of them together with merge"
+            )
         for kind in set(kernels.needs(kernel)).difference(rep[0].kinds):
             remedy = "use kernel='features', or record it again with gradients"
             if kind == "elementwise":

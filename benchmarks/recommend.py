@@ -1,0 +1,253 @@
+"""Which network of a zoo for a new data set? Every score against what fine-tuning and probes reach.
+
+    python -m benchmarks.recommend_data FOLDER data.npz            # once, see there
+    python -m benchmarks.recommend --data data.npz --work FOLDER   # or RESEMBLANCE_RECOMMEND_DATA
+
+Four steps, each of which goes on where it was stopped:
+
+sources   train 27 networks (`recommend_networks`), kept in the work folder;
+pairs     fine-tune each on each of ten targets by two seeds (all weights, a new head), and fit a
+          linear probe at each of its layers: a line in pairs.jsonl when a pair is done;
+scores    one pass of each source over the images of each target, and every score that the package
+          has: a line in scores.jsonl;
+judge     rank by each score against what fine-tuning reached (`recommend_judged`), and write
+          results/recommend_FORM.json.
+
+`--form cpu` has small networks, and is what one core does in an hour; `--form gpu` has ResNet-18s.
+`--quick` is a few of each, to see that all of it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .linear_probe import probe_accuracy
+from .recommend_data import load
+from .recommend_networks import (
+    SOURCES,
+    TARGETS,
+    Form,
+    Part,
+    accuracy,
+    layers,
+    network,
+    parts_of,
+    placed,
+    train,
+    trained_source,
+)
+
+STEPS = ("sources", "pairs", "scores", "judge")
+_RATE = 2e-3
+_TIMED = ("cifar10", "cifar10, residual")  # of which the cost of each score is measured
+_QUICK_SOURCES = ("cifar10", "svhn", "mnist", "cifar10, residual", "untrained")
+_QUICK_TARGETS = ("svhn 5 to 9, 200", "mnist, 100", "digits, 100")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run is: enough for another process to go on with it."""
+
+    data: Path
+    work: Path
+    form: Form
+    quick: bool
+    device: str
+
+    @property
+    def sources(self) -> list[str]:
+        return [name for name in SOURCES if not self.quick or name in _QUICK_SOURCES]
+
+    @property
+    def targets(self) -> list[str]:
+        return [name for name in TARGETS if not self.quick or name in _QUICK_TARGETS]
+
+    @property
+    def epochs(self) -> float:  # of a source
+        return 0.5 if self.quick else 8 if self.form == "cpu" else 30
+
+    def steps(self, images: int) -> int:  # of fine-tuning: enough to fit most of its images
+        return 20 if self.quick else (100 if self.form == "cpu" else 300) + images // 6
+
+    def weights(self, source: str) -> Path:
+        return self.work / "sources" / f"{list(SOURCES).index(source):02d}.pt"
+
+
+def loaded(setting: Setting, source: str) -> nn.Sequential:
+    """A source as it was trained."""
+    kept = torch.load(setting.weights(source), map_location="cpu", weights_only=True)
+    model = network(
+        SOURCES[source].architecture, kept["about"]["classes"], form=setting.form, seed=0
+    )
+    model.load_state_dict(kept["state"])
+    return placed(model, setting.device).eval()
+
+
+# -- sources -------------------------------------------------------------------------------------
+
+
+def make_sources(setting: Setting) -> None:
+    pools = load(setting.data)
+    (setting.work / "sources").mkdir(parents=True, exist_ok=True)
+    for name in setting.sources:
+        path = setting.weights(name)
+        if path.exists():
+            continue
+        start = time.process_time()
+        how: dict[str, Any] = {"form": setting.form, "epochs": setting.epochs}
+        model, about = trained_source(name, pools, **how, device=setting.device)
+        about |= {"seconds": time.process_time() - start}
+        whole = path.with_suffix(".part")
+        torch.save({"state": model.cpu().state_dict(), "about": about}, whole)
+        os.replace(whole, path)
+        print(f"{name}: {about}", flush=True)
+
+
+# -- pairs ---------------------------------------------------------------------------------------
+
+
+def fine_tuned(setting: Setting, source: str, fit: Part, test: Part) -> list[dict[str, float]]:
+    """Test accuracy with each of two seeds, and how well it fits its own images."""
+    out = []
+    for seed in range(2):
+        kept = loaded(setting, source)
+        head = f"{len(kept) - 1}."
+        body = {k: v for k, v in kept.state_dict().items() if not k.startswith(head)}
+        architecture = SOURCES[source].architecture
+        model = network(architecture, int(fit[1].max()) + 1, form=setting.form, seed=100 + seed)
+        model.load_state_dict(body, strict=False)
+        model = placed(model, setting.device)
+        train(model, *fit, steps=setting.steps(len(fit[0])), batch=32, rate=_RATE, seed=seed)
+        out.append({"test": accuracy(model, *test), "fit": accuracy(model, *fit)})
+    return out
+
+
+def probes(model: nn.Sequential, fit: Part, test: Part) -> dict[str, float]:
+    """Test accuracy of a linear probe at each layer."""
+    (x, y), (new, z) = fit, test
+    out = {}
+    for name, stage in zip(layers(model), model, strict=False):
+        with torch.no_grad():
+            x, new = (_in_parts(stage, part) for part in (x, new))
+        out[name] = probe_accuracy(x.flatten(1), y, new.flatten(1), z)
+    return out
+
+
+def _in_parts(stage: nn.Module, x: Tensor) -> Tensor:
+    return torch.cat([stage(part) for part in x.split(250)])
+
+
+def one_pair(job: tuple[Setting, str, str]) -> dict[str, Any]:
+    setting, source, target = job
+    torch.set_num_threads(1)
+    fit, test = (_on(setting, part) for part in parts_of(TARGETS[target], load(setting.data)))
+    start = time.process_time()
+    tuned = fine_tuned(setting, source, fit, test)
+    probed = probes(loaded(setting, source), fit, test)
+    seconds = time.process_time() - start
+    return {"source": source, "target": target, "tuned": tuned, "probes": probed, "cpu_s": seconds}
+
+
+def _on(setting: Setting, part: Part) -> Part:
+    return part[0].to(setting.device), part[1].to(setting.device)
+
+
+# -- scores --------------------------------------------------------------------------------------
+
+
+def one_score(job: tuple[Setting, str, str]) -> dict[str, Any]:
+    from .recommend_scores import scores
+
+    setting, source, target = job
+    torch.set_num_threads(1)
+    fit, _ = (_on(setting, part) for part in parts_of(TARGETS[target], load(setting.data)))
+    timed = source in _TIMED
+    found = scores(loaded(setting, source), *fit, timed=timed)
+    return {"source": source, "target": target, **found}
+
+
+# -- lines that are there already, and those that are missing -------------------------------------
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """What was written, less a last line that was cut off."""
+    if path.exists():
+        for line in path.read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                continue
+
+
+def go_on(
+    setting: Setting, path: Path, job: Callable[[Any], dict[str, Any]], processes: int
+) -> None:
+    """Do the pairs that have no line yet, and append a line for each."""
+    done = {(line["source"], line["target"]) for line in lines(path)}
+    pairs = [(s, t) for t in setting.targets for s in setting.sources]
+    jobs = [(setting, *pair) for pair in pairs if pair not in done]
+    if path.exists() and not path.read_text().endswith("\n"):
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines(path)))
+    with path.open("a") as file:
+        for i, result in enumerate(_results(job, jobs, processes)):
+            file.write(json.dumps(result) + "\n")
+            file.flush()
+            print(f"{path.stem} {i + 1} of {len(jobs)}: {_short(result)}", flush=True)
+
+
+def _results(
+    job: Callable[[Any], dict[str, Any]], jobs: list[Any], processes: int
+) -> Iterable[dict[str, Any]]:
+    if processes == 1:
+        yield from map(job, jobs)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap_unordered(job, jobs)
+
+
+def _short(result: dict[str, Any]) -> str:
+    tuned = [round(each["test"], 3) for each in result.get("tuned", ())]
+    return f"{result['source']} -> {result['target']} {tuned or ''}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    given = os.environ.get("RESEMBLANCE_RECOMMEND_DATA")
+    parser.add_argument("steps", nargs="*", help=f"of {', '.join(STEPS)}; default: all")
+    parser.add_argument("--data", type=Path, default=given, help="what recommend_data wrote")
+    parser.add_argument("--work", type=Path, required=True, help="folder to keep results in")
+    parser.add_argument("--form", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--processes", type=int, default=1)
+    options = parser.parse_args()
+    if options.data is None:
+        parser.error("say where the images are: --data FILE, or RESEMBLANCE_RECOMMEND_DATA")
+    device = "cuda" if options.form == "gpu" and torch.cuda.is_available() else "cpu"
+    torch.set_num_threads(1)
+    setting = Setting(options.data, options.work, options.form, options.quick, device)
+    steps = options.steps or STEPS
+    if "sources" in steps:
+        make_sources(setting)
+    if "pairs" in steps:
+        go_on(setting, setting.work / "pairs.jsonl", one_pair, options.processes)
+    if "scores" in steps:
+        go_on(setting, setting.work / "scores.jsonl", one_score, options.processes)
+    if "judge" in steps:
+        from .recommend_judged import judge
+
+        judge(setting)
+
+
+if __name__ == "__main__":
+    main()

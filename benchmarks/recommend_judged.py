@@ -1,0 +1,378 @@
+"""How well scores rank sources, and what following them costs, for `benchmarks.recommend`.
+
+For each target, sources are ranked by a score and by what fine-tuning from them reached (mean of
+two seeds): weighted Kendall τ, and regret, the accuracy by which the score's first choice falls
+short of the best. Means over targets have bootstrap intervals over targets and sources, drawn
+together for all scores, so that differences are paired. Combinations are fitted on the other
+targets. Layers are judged by the probes at all layers, expected accuracies by the probe at the
+layer chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from scipy.stats import weightedtau
+
+from resemblance.recommending.probe_interval import expected_probe, wilson
+
+from .digits import write
+from .recommend_networks import SOURCES, TARGETS
+from .recommend_scores import table
+
+if TYPE_CHECKING:
+    from .recommend import Setting
+
+_DRAWS = 1000
+_TEST = 1000  # images by which accuracies are measured
+ONE_PASS = (
+    *(f"{score}, {where}" for score in ("ridge", "log_me") for where in ("last", "best", "mean")),
+    *("shrunk_h_score, last", "h_score, last", "leep", "nce"),
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One target: what each source reached, and each score of it."""
+
+    name: str
+    sources: list[str]
+    tuned: np.ndarray  # (sources, 2)
+    probes: list[dict[str, float]]
+    lines: list[dict[str, Any]]  # of scores
+    scores: dict[str, np.ndarray]  # each (sources,)
+
+    @property
+    def truth(self) -> np.ndarray:
+        return self.tuned.mean(1)
+
+
+def judge(setting: Setting) -> None:
+    about = {name: _about(setting, name) for name in setting.sources}
+    targets = _targets(setting, about)
+    for kind, fit in _COMBINED.items():
+        for held in targets:
+            others = [target for target in targets if target is not held]
+            held.scores[kind] = fit(others, held)
+    result = {
+        "form": setting.form,
+        "quick": setting.quick,
+        "sources": about,
+        "targets": {target.name: _of_target(target) for target in targets},
+        "mean": _means(targets),
+        "mean_other_data": _means([_other_data(target) for target in targets]),
+        "mean_of_probes": _means([_by_probes(target) for target in targets]),
+        "ceiling": _ceiling(targets),
+        "layers": _layers(targets),
+        "expected": _expected(targets),
+        "seconds": _seconds(targets),
+    }
+    if setting.quick:
+        (setting.work / "recommend.json").write_text(json.dumps(result, indent=1) + "\n")
+    else:
+        print(write(f"recommend_{setting.form}", result))
+    _show(result)
+
+
+def _about(setting: Setting, name: str) -> dict[str, Any]:
+    return dict(torch.load(setting.weights(name), weights_only=True)["about"])
+
+
+def _targets(setting: Setting, about: dict[str, Any]) -> list[Target]:
+    """Those of which every source is through."""
+    from .recommend import lines
+
+    pairs = {(x["source"], x["target"]): x for x in lines(setting.work / "pairs.jsonl")}
+    scores = {(x["source"], x["target"]): x for x in lines(setting.work / "scores.jsonl")}
+    out = []
+    for name in setting.targets:
+        keys = [(source, name) for source in setting.sources]
+        if not all(key in pairs and key in scores for key in keys):
+            print(f"{name}: not all pairs are there, left out")
+            continue
+        own = [scores[key] for key in keys]
+        out.append(
+            Target(
+                name,
+                setting.sources,
+                np.array([[x["test"] for x in pairs[key]["tuned"]] for key in keys]),
+                [pairs[key]["probes"] for key in keys],
+                own,
+                table(own, about),
+            )
+        )
+    return out
+
+
+def _other_data(target: Target) -> Target:
+    """Without sources that were trained on images of the target's own data set."""
+    kept = [i for i, s in enumerate(target.sources) if SOURCES[s].data != TARGETS[target.name].data]
+    return _some(target, np.array(kept))
+
+
+def _by_probes(target: Target) -> Target:
+    """With the best linear probe of a source as the truth, instead of fine-tuning."""
+    best = np.array([[max(own.values())] for own in target.probes])
+    return replace(target, tuned=best)
+
+
+def _some(target: Target, rows: np.ndarray) -> Target:
+    return Target(
+        target.name,
+        [target.sources[i] for i in rows],
+        target.tuned[rows],
+        [target.probes[i] for i in rows],
+        [target.lines[i] for i in rows],
+        {name: values[rows] for name, values in target.scores.items()},
+    )
+
+
+# -- scores against the truth --------------------------------------------------------------------
+
+
+def tau(values: np.ndarray, truth: np.ndarray) -> float:
+    """Weighted Kendall τ; what has no value is ranked last."""
+    low = np.nanmin(values) - 1 if np.isfinite(values).any() else 0.0
+    found = weightedtau(np.nan_to_num(values, nan=low), truth)[0]
+    return 0.0 if math.isnan(found) else float(found)
+
+
+def regret(values: np.ndarray, truth: np.ndarray) -> float:
+    """What the first choice falls short of the best; of equals, the mean."""
+    values = np.nan_to_num(values, nan=-np.inf)
+    return float(truth.max() - truth[values == values.max()].mean())
+
+
+def _of_target(target: Target) -> dict[str, Any]:
+    return {
+        "fine_tuned": dict(zip(target.sources, target.truth.round(4).tolist(), strict=True)),
+        "probes": dict(zip(target.sources, target.probes, strict=True)),
+        "chance_regret": float(target.truth.max() - target.truth.mean()),
+        "tau": {name: tau(values, target.truth) for name, values in target.scores.items()},
+        "regret": {name: regret(values, target.truth) for name, values in target.scores.items()},
+    }
+
+
+def _means(targets: Sequence[Target]) -> dict[str, dict[str, Any]]:
+    """Of each score: means over targets, intervals, and differences from leave-one-out ridge."""
+    names = list(targets[0].scores)
+    found = {
+        "tau": _drawn(targets, names, tau),
+        "regret": _drawn(targets, names, regret),
+    }
+    out: dict[str, dict[str, Any]] = {}
+    for i, name in enumerate(names):
+        out[name] = {}
+        for what, (value, drawn) in found.items():
+            base = names.index("ridge, best")
+            out[name][what] = float(value[i])
+            out[name][f"{what}_interval"] = _interval(drawn[:, i])
+            out[name][f"{what}_less_ridge"] = float(value[i] - value[base])
+            out[name][f"{what}_less_ridge_interval"] = _interval(drawn[:, i] - drawn[:, base])
+    return dict(sorted(out.items(), key=lambda item: -item[1]["tau"]))
+
+
+def _drawn(
+    targets: Sequence[Target], names: Sequence[str], measure: Callable[..., float]
+) -> tuple[np.ndarray, np.ndarray]:  # (scores,), (draws, scores)
+    def mean(chosen: Iterable[int], rows: np.ndarray | None) -> list[float]:
+        picked = [targets[i] if rows is None else _some_rows(targets[i], rows) for i in chosen]
+        return [
+            float(np.mean([measure(t.scores[name], t.truth) for t in picked])) for name in names
+        ]
+
+    rng, count = np.random.default_rng(0), len(targets)
+    whole = np.array(mean(range(count), None))
+    most = max(len(target.sources) for target in targets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a draw may repeat one source alone
+        draws = [mean(rng.integers(0, count, count), rng.random(most)) for _ in range(_DRAWS)]
+    return whole, np.array(draws)
+
+
+def _some_rows(target: Target, uniform: np.ndarray) -> Target:
+    """Sources drawn with replacement, the same for all targets that have the same ones."""
+    n = len(target.sources)
+    rows = (uniform[:n] * n).astype(int)
+    return _some(target, rows)
+
+
+def _interval(values: np.ndarray) -> list[float]:
+    return [float(x) for x in np.quantile(values, [0.025, 0.975])]
+
+
+def _ceiling(targets: Sequence[Target]) -> dict[str, float]:
+    """How well one seed's fine-tuning ranks another's: no score can be asked for more."""
+    both = [(t.tuned[:, a], t.tuned[:, b]) for t in targets for a, b in ((0, 1), (1, 0))]
+    return {
+        "tau": float(np.mean([tau(x, y) for x, y in both])),
+        "regret": float(np.mean([regret(x, y) for x, y in both])),
+    }
+
+
+# -- combinations, fitted on other targets ---------------------------------------------------------
+
+
+def _standard(values: np.ndarray) -> np.ndarray:
+    values = np.nan_to_num(values, nan=np.nanmin(values))
+    return (values - values.mean()) / max(values.std(), 1e-12)
+
+
+def _features(target: Target) -> np.ndarray:  # (sources, scores)
+    return np.stack([_standard(target.scores[name]) for name in ONE_PASS], 1)
+
+
+def _fitted(others: Sequence[Target], held: Target) -> np.ndarray:
+    """Ridge regression of standardised accuracies on standardised scores."""
+    x = np.concatenate([_features(target) for target in others])
+    y = np.concatenate([_standard(target.truth) for target in others])
+    penalty = 0.1 * len(x)
+    weights = np.linalg.solve(x.T @ x + penalty * np.eye(x.shape[1]), x.T @ y)
+    return np.asarray(_features(held) @ weights)
+
+
+def _chosen(others: Sequence[Target], held: Target) -> np.ndarray:
+    """The one score that ranked best on the others."""
+    means = {n: np.mean([tau(t.scores[n], t.truth) for t in others]) for n in ONE_PASS}
+    return held.scores[max(means, key=lambda name: means[name])]
+
+
+def _average(others: Sequence[Target], held: Target) -> np.ndarray:
+    """The mean of standardised scores, nothing fitted."""
+    return np.asarray(_features(held).mean(1))
+
+
+def _ridge_and_log_me(others: Sequence[Target], held: Target) -> np.ndarray:
+    names = ("ridge, best", "log_me, best")
+    return np.asarray(sum(_standard(held.scores[name]) for name in names))
+
+
+_COMBINED = {
+    "combination, fitted on other targets": _fitted,
+    "best score of other targets": _chosen,
+    "mean of all of one pass": _average,
+    "ridge and log_me, best": _ridge_and_log_me,
+}
+
+
+# -- layers and expected accuracies ----------------------------------------------------------------
+
+
+def _layers(targets: Sequence[Target]) -> dict[str, Any]:
+    """How far the probe at a chosen layer is below the best probe, over all pairs."""
+    short: dict[str, list[list[float]]] = {}
+    for target in targets:
+        own: dict[str, list[float]] = {}
+        for probes, line in zip(target.probes, target.lines, strict=True):
+            best, names = max(probes.values()), list(probes)
+            picks = {"last": names[-1], "middle": names[len(names) // 2]}
+            picks |= {"one before the last": names[-2]}
+            for score in ("ridge", "log_me", "h_score", "shrunk_h_score", "trans_rate"):
+                along = {name: line["layers"][name][score] for name in names}
+                most = max(along.values())
+                picks[score] = [name for name in names if along[name] == most][-1]
+            for how, layer in picks.items():
+                own.setdefault(how, []).append(best - probes[layer])
+        for how, values in own.items():
+            short.setdefault(how, []).append(values)
+    rng = np.random.default_rng(0)
+    out = {}
+    for how, rows in short.items():
+        x = np.array(rows)  # (targets, sources)
+        draws = [
+            x[rng.integers(0, len(x), len(x))][:, rng.integers(0, x.shape[1], x.shape[1])].mean()
+            for _ in range(_DRAWS)
+        ]
+        right = float((x <= 1e-9).mean())
+        out[how] = {"short": float(x.mean()), "interval": _interval(np.array(draws)), "best": right}
+    return out
+
+
+def _logit(p: float, n: int) -> float:
+    p = min(max(p, 0.5 / n), 1 - 0.5 / n)
+    return math.log(p / (1 - p))
+
+
+def _expected(targets: Sequence[Target]) -> dict[str, Any]:
+    """Shift and spread of a probe's log odds about leave-one-out ridge, and how often they hold."""
+    rows = [(target.name, *_chosen_layers(target)) for target in targets]
+
+    def fitted(names: Iterable[str]) -> tuple[float, float]:
+        found, noise = [], []
+        for name, shares, reached, n in rows:
+            if name not in names:
+                continue
+            for p, q in zip(shares, reached, strict=True):
+                found.append(_logit(q, _TEST) - _logit(p, n))
+                low, high = wilson(p, n)
+                wide = (_logit(high, n) - _logit(low, n)) / 2 / 1.96
+                q = min(max(q, 0.5 / _TEST), 1 - 0.5 / _TEST)
+                noise.append(wide**2 + 1 / (_TEST * q * (1 - q)))
+        spread = max(0.0, float(np.var(found) - np.mean(noise)))
+        return float(np.mean(found)), math.sqrt(spread)
+
+    every = [name for name, *_ in rows]
+    shift, spread = fitted(every)
+    held, plain, width = [], [], []
+    for name, shares, reached, n in rows:
+        own = fitted([other for other in every if other != name])
+        for p, q in zip(shares, reached, strict=True):
+            found = expected_probe(p, n, shift=own[0], spread=own[1])
+            held.append(found.low <= q <= found.high)
+            width.append(found.high - found.low)
+            plain.append(wilson(p, n)[0] <= q <= wilson(p, n)[1])
+    away = [q - p for _, shares, reached, _ in rows for p, q in zip(shares, reached, strict=True)]
+    return {
+        "shift": shift,
+        "spread": spread,
+        "coverage_left_one_target_out": float(np.mean(held)),
+        "coverage_of_wilson_alone": float(np.mean(plain)),
+        "mean_width": float(np.mean(width)),
+        "probe_less_ridge_mean": float(np.mean(away)),
+        "probe_less_ridge_sd": float(np.std(away)),
+        "by_target": {
+            name: float(np.mean([q - p for p, q in zip(shares, reached, strict=True)]))
+            for name, shares, reached, _ in rows
+        },
+    }
+
+
+def _chosen_layers(target: Target) -> tuple[list[float], list[float], int]:
+    """Leave-one-out accuracy and the probe's, at the layer that the first says, of each source."""
+    shares, reached = [], []
+    for probes, line in zip(target.probes, target.lines, strict=True):
+        along = {name: line["layers"][name]["ridge"] for name in probes}
+        layer = [name for name in along if along[name] == max(along.values())][-1]
+        shares.append(along[layer])
+        reached.append(probes[layer])
+    return shares, reached, TARGETS[target.name].fit
+
+
+def _seconds(targets: Sequence[Target]) -> dict[str, float]:
+    """Median processor seconds, over the pairs that were timed."""
+    timed = [line["seconds"] for target in targets for line in target.lines if line.get("seconds")]
+    if not timed:
+        return {}
+    return {key: float(np.median([x[key] for x in timed])) for key in timed[0]}
+
+
+def _show(result: dict[str, Any]) -> None:
+    for part in ("mean", "mean_other_data", "mean_of_probes"):
+        print(f"\n{part}: weighted τ, regret")
+        for name, own in result[part].items():
+            low, high = own["tau_interval"]
+            print(
+                f"  {name:40s} {own['tau']:6.3f} ({low:.2f} to {high:.2f}) {own['regret']:.4f} "
+                f"less ridge {own['tau_less_ridge']:+.3f} "
+                f"({own['tau_less_ridge_interval'][0]:+.2f} to "
+                f"{own['tau_less_ridge_interval'][1]:+.2f})"
+            )
+    for part in ("ceiling", "layers", "expected", "seconds"):
+        print(f"\n{part}: {json.dumps(result[part], indent=1)}")

@@ -1,0 +1,255 @@
+"""The networks of `benchmarks.recommend`: 27 sources, ten targets, and how all are trained.
+
+A network is a row of stages with a linear head at its end; what a stage gives is a layer. In the
+form `cpu` networks are small (24,000 to 212,000 weights): `plain` is four convolutions with batch
+norms, and `residual` three residual blocks. In the form `gpu` `plain` is a ResNet-18 for 32 × 32
+pixels, `wide` one of 96 channels, `residual` one of a block a stage, and `thin` a plain row of four
+convolutions. Sources differ in their data, in the classes and labels they were given, in
+architecture and in the length of training; two were given random labels and two never trained.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .recommend_data import Pool
+
+Form = Literal["cpu", "gpu"]
+Architecture = Literal["plain", "wide", "thin", "residual"]
+Labels = Literal["own", "random", "turned"]
+
+_ALL = range(100)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a source is trained on, and how long."""
+
+    data: str
+    classes: range | tuple[int, ...] = _ALL
+    labels: Labels = "own"
+    architecture: Architecture = "plain"
+    length: float = 1.0  # of training, as a share of the whole
+    again: int = 0  # another seed of the same
+
+
+_ANIMALS, _VEHICLES = (2, 3, 4, 5, 6, 7), (0, 1, 8, 9)
+
+SOURCES = {
+    "cifar10": Plan("cifar10"),
+    "cifar100": Plan("cifar100"),
+    "svhn": Plan("svhn"),
+    "fashion": Plan("fashion"),
+    "mnist": Plan("mnist"),
+    "cifar100, again": Plan("cifar100", again=1),
+    "cifar10 animals": Plan("cifar10", _ANIMALS),
+    "cifar10 vehicles": Plan("cifar10", _VEHICLES),
+    "cifar100 0 to 9": Plan("cifar100", range(10)),
+    "cifar100 25 to 49": Plan("cifar100", range(25, 50)),
+    "svhn 0 to 4": Plan("svhn", range(5)),
+    "fashion tops": Plan("fashion", (0, 2, 4, 6)),
+    "mnist 0 to 4": Plan("mnist", range(5)),
+    "cifar10, residual": Plan("cifar10", architecture="residual"),
+    "cifar100, residual": Plan("cifar100", architecture="residual"),
+    "svhn, residual": Plan("svhn", architecture="residual"),
+    "fashion, residual": Plan("fashion", architecture="residual"),
+    "cifar100, wide": Plan("cifar100", architecture="wide"),
+    "cifar100, thin": Plan("cifar100", architecture="thin"),
+    "cifar100, short": Plan("cifar100", length=0.1),
+    "svhn, short": Plan("svhn", length=0.2),
+    "fashion, short": Plan("fashion", length=0.05),
+    "cifar10, turned": Plan("cifar10", labels="turned"),
+    "cifar10, random labels": Plan("cifar10", labels="random"),
+    "svhn, random labels": Plan("svhn", labels="random"),
+    "untrained": Plan("cifar10", length=0.0),
+    "untrained, residual": Plan("cifar10", architecture="residual", length=0.0),
+}
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A target: a small labelled data set, and what it is tested on."""
+
+    data: str
+    fit: int  # images
+    classes: range | tuple[int, ...] = _ALL
+    turned: bool = False
+    test: int = 1000
+
+
+TARGETS = {
+    "cifar10, 600": Aim("cifar10", 600),
+    "cifar10 animals, 300": Aim("cifar10", 300, _ANIMALS),
+    "cifar100 50 to 69, 600": Aim("cifar100", 600, range(50, 70)),
+    "cifar100 70 to 79, 200": Aim("cifar100", 200, range(70, 80)),
+    "svhn, 600": Aim("svhn", 600),
+    "svhn 5 to 9, 200": Aim("svhn", 200, range(5, 10)),
+    "fashion, 200": Aim("fashion", 200),
+    "fashion turned, 200": Aim("fashion", 200, turned=True),
+    "mnist, 100": Aim("mnist", 100),
+    "digits, 100": Aim("digits", 100),
+}
+
+
+def network(architecture: Architecture, classes: int, *, form: Form, seed: int) -> nn.Sequential:
+    """Stages and a linear head; the layers are all but the last."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if form == "cpu":
+            if architecture == "residual":
+                return _residual(classes, 16, blocks=1, stages=3, stride=2)
+            return _plain(classes, {"plain": 16, "wide": 24, "thin": 8}[architecture])
+        if architecture == "thin":
+            return _plain(classes, 64)
+        width, blocks = {"plain": (64, 2), "wide": (96, 2), "residual": (64, 1)}[architecture]
+        return _residual(classes, width, blocks=blocks, stages=4, stride=1)
+
+
+def placed(model: nn.Sequential, device: str) -> nn.Sequential:
+    """On a device, in the order of memory in which convolutions are fast."""
+    found: nn.Sequential = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return found
+
+
+def layers(model: nn.Sequential) -> list[str]:
+    return [str(i) for i in range(len(model) - 1)]
+
+
+def _plain(classes: int, width: int) -> nn.Sequential:
+    def convolution(a: int, b: int, *after: nn.Module) -> nn.Sequential:
+        plain = nn.Conv2d(a, b, 3, padding=1, bias=False)
+        return nn.Sequential(plain, nn.BatchNorm2d(b), nn.ReLU(), *after)
+
+    return nn.Sequential(
+        convolution(3, width, nn.MaxPool2d(2)),
+        convolution(width, 2 * width, nn.MaxPool2d(2)),
+        convolution(2 * width, 4 * width),
+        convolution(4 * width, 4 * width, nn.AdaptiveAvgPool2d(2), nn.Flatten()),
+        nn.Sequential(nn.Linear(16 * width, 8 * width), nn.ReLU()),
+        nn.Linear(8 * width, classes),
+    )
+
+
+class _Block(nn.Module):
+    """Two convolutions and what goes past them (He et al. 2016, arXiv 1512.03385)."""
+
+    def __init__(self, a: int, b: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(a, b, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(b, b, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(b), nn.BatchNorm2d(b)])
+        self.past: nn.Module = nn.Identity()
+        if stride > 1 or a != b:
+            self.past = nn.Sequential(nn.Conv2d(a, b, 1, stride, bias=False), nn.BatchNorm2d(b))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norms[0](self.first(x)).relu()
+        out: Tensor = (self.norms[1](self.second(inner)) + self.past(x)).relu()
+        return out
+
+
+def _residual(classes: int, width: int, *, blocks: int, stages: int, stride: int) -> nn.Sequential:
+    stem = nn.Conv2d(3, width, 3, stride, 1, bias=False)
+    parts: list[nn.Module] = [nn.Sequential(stem, nn.BatchNorm2d(width), nn.ReLU())]
+    a = width
+    for stage in range(stages):
+        b = width * 2**stage
+        row = [_Block(a if i == 0 else b, b, 2 if i == 0 < stage else 1) for i in range(blocks)]
+        parts.append(nn.Sequential(*row))
+        a = b
+    pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(*parts, pooled, nn.Linear(a, classes))
+
+
+# -- training ------------------------------------------------------------------------------------
+
+
+def train(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    steps: int,
+    batch: int,
+    rate: float,
+    seed: int,
+) -> nn.Module:
+    """Adam with a rate that falls to zero by a cosine, on whole rounds in seeded orders."""
+    generator = torch.Generator().manual_seed(seed)
+    optimiser = torch.optim.Adam(model.parameters(), rate)
+    model.train()
+    done, half = 0, x.device.type == "cuda"
+    while done < steps:
+        for rows in torch.randperm(len(x), generator=generator).split(batch):
+            if done == steps or len(rows) < min(batch, len(x)) // 2:  # too few for a batch norm
+                continue
+            for group in optimiser.param_groups:
+                group["lr"] = rate * (1 + math.cos(math.pi * done / steps)) / 2
+            rows = rows.to(x.device)
+            optimiser.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16, enabled=half):
+                loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+            loss.backward()
+            optimiser.step()
+            done += 1
+    return model.eval()
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    hits = [
+        (model(a).argmax(1) == b).double() for a, b in zip(x.split(500), y.split(500), strict=True)
+    ]
+    return float(torch.cat(hits).mean())
+
+
+def images_of(plan: Plan, pools: dict[str, dict[str, Pool]]) -> tuple[Tensor, Tensor]:
+    """What a source is trained on."""
+    x, y = pools[plan.data]["sources"].of(plan.classes).tensors()
+    generator = torch.Generator().manual_seed(5)
+    if plan.labels == "random":
+        y = y[torch.randperm(len(y), generator=generator)]
+    if plan.labels == "turned":  # by how many quarters, which is to be told (arXiv 1803.07728)
+        y = torch.randint(4, (len(x),), generator=generator)
+        x = torch.stack([image.rot90(int(k), (1, 2)) for image, k in zip(x, y, strict=True)])
+    return x.contiguous(memory_format=torch.channels_last), y
+
+
+Part = tuple[Tensor, Tensor]
+
+
+def parts_of(aim: Aim, pools: dict[str, dict[str, Pool]]) -> tuple[Part, Part]:
+    """What a target is fitted to, in which every class has samples, and what it is tested on."""
+    x, y = pools[aim.data]["targets"].of(aim.classes).tensors()
+    if aim.turned:
+        x = x.rot90(1, (2, 3))
+    x = x.contiguous(memory_format=torch.channels_last)
+    fit, test = slice(0, aim.fit), slice(aim.fit, aim.fit + aim.test)
+    return (x[fit], y[fit]), (x[test], y[test])
+
+
+def trained_source(
+    name: str, pools: dict[str, dict[str, Pool]], *, form: Form, epochs: float, device: str
+) -> tuple[nn.Sequential, dict[str, Any]]:
+    """A source, and how well it does on its own images."""
+    plan = SOURCES[name]
+    x, y = (part.to(device) for part in images_of(plan, pools))
+    seed = list(SOURCES).index(name)
+    model = network(plan.architecture, int(y.max()) + 1, form=form, seed=seed)
+    model = placed(model, device)
+    held = len(x) // 10  # not trained on, to see that training worked
+    steps = round(plan.length * epochs * (len(x) - held) / 64)
+    train(model, x[held:], y[held:], steps=steps, batch=64, rate=2e-3, seed=seed)
+    model.eval()
+    return model, {
+        "classes": int(y.max()) + 1,
+        "steps": steps,
+        "weights": sum(p.numel() for p in model.parameters()),
+        "own_accuracy": accuracy(model, x[:held], y[:held]),
+        "train_accuracy": accuracy(model, x[held : 2 * held], y[held : 2 * held]),
+    }

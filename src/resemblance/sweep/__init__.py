@@ -1,0 +1,1 @@
+"""Many networks on many data sets: one recording for each pair, in a folder."""

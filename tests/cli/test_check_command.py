@@ -1,0 +1,211 @@
+"""`resemblance check`, end to end: every exit status, every form of a verdict, and the example."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from safetensors.torch import save_file
+
+import resemblance as rs
+from digit_copies import pruned, recorded, rounded, trained
+from resemblance.gate.thresholds import read
+
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "docs" / "examples"
+NET = """
+from torch import nn
+
+
+def net():
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 10)
+    )
+
+
+class Broken(nn.Linear):
+    def train(self, mode=True):
+        raise ZeroDivisionError("who would have thought")
+
+
+def broken():
+    return nn.Sequential(nn.Flatten(), Broken(64, 10))
+"""
+
+AT_80_COLUMNS = """\
+base is undecided as a copy of base, judged on 1,197 samples by one-sided 95 %
+bounds. Undecided: disagreement, 0 %, between 0 % and 0.25 %, allowed 0.1 %:
+about 3,000 samples would decide. Passes: KL, 0 nats, at most 0 nats, allowed
+0.01 nats; JS, 0 nats, at most 0 nats, allowed 0.001 nats.
+"""
+
+
+@pytest.fixture
+def files(folder):
+    """Recordings of a trained network and of copies, and the same as models with weights."""
+    for name in ("base", "int8", "int4", "pruned"):
+        recorded(name).save(folder / f"{name}.rsm")
+    made = {"base": trained(), "int8": rounded(8), "pruned": pruned(0.6)}
+    for name, net in made.items():
+        save_file(net.state_dict(), folder / f"{name}.safetensors")
+    (folder / "digit_net.py").write_text(NET)
+    return folder
+
+
+def process(*words):
+    """A process of its own: exit status, standard output, standard error."""
+    command = [sys.executable, "-m", "resemblance", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+# -- exit statuses, of real processes -----------------------------------------------------------
+
+
+def test_a_copy_that_passes_exits_with_0(files):
+    words = ("--max-disagreement", 0.02, "--min", "gradients=0.8", "--min-db", 20)
+    status, out, err = process("check", "base.rsm", "int8.rsm", *words)
+    assert (status, err) == (0, "")
+    assert out.startswith("int8 passes as a copy of base, judged on 1,197 samples by one-sided 95")
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_a_copy_that_fails_exits_with_1(files):
+    words = ("--max-disagreement", 0.02, "--min", "mean:features=0.1")
+    status, out, err = process("check", "base.rsm", "pruned.rsm", *words)
+    assert (status, err) == (1, "")
+    assert out.startswith("pruned fails as a copy of base")
+    assert " Passes: features on average" in out.replace("\n", " ")
+
+
+def test_what_is_undecided_exits_with_3_and_says_what_would_decide(files):
+    status, out, err = process("check", "base.rsm", "base.rsm", "--max-disagreement", 0.001)
+    assert (status, err) == (3, "")
+    assert "about 3,000 samples would decide" in out.replace("\n", " ")
+
+
+def test_the_paragraph_at_80_columns(files, run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    thresholds = ("--max-disagreement", 0.001, "--max-kl", 0.01, "--max-js", 0.001)
+    assert run("check", "base.rsm", "base.rsm", *thresholds) == (3, AT_80_COLUMNS, "")
+
+
+def test_a_mistake_exits_with_2_and_one_line(files):
+    status, out, err = process("check", "base.rsm", "gone.rsm", "--max-disagreement", 0.1)
+    assert (status, out) == (2, "")
+    assert err == "error: no file at gone.rsm; expected one written by Representation.save\n"
+
+
+def test_what_nobody_expected_exits_with_70(files):
+    words = ("digit_net.py:net", "digit_net.py:broken", "--data", "digits", "--limit", 50)
+    status, out, err = process("check", *words, "--max-disagreement", 0.1)
+    assert (status, out) == (70, "")
+    assert "ZeroDivisionError: who would have thought" in err
+    assert err.splitlines()[-1].startswith("error: a fault of resemblance itself")
+
+
+def test_a_reader_that_leaves_does_not_turn_a_failure_into_a_pass(files):
+    words = "check base.rsm pruned.rsm --max-disagreement 0.02 --json -"
+    line = f"{sys.executable} -m resemblance {words} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+# -- forms of a verdict -------------------------------------------------------------------------
+
+
+def test_every_file_holds_what_the_function_gives(files, run):
+    (files / "t.toml").write_text("max-disagreement = 0.02\n[min]\nfeatures = 0.1\n")
+    words = ("--json", "c.json", "--junit", "c.xml", "--markdown", "c.md", "--min", "features=0.2")
+    status, out, err = run("check", "base.rsm", "pruned.rsm", "--thresholds", "t.toml", *words)
+    expected = rs.check(recorded(), recorded("pruned"), max_disagreement=0.02, min="features=0.2")
+    assert (status, err) == (1, "")
+    assert out.replace("\n", " ").strip() == expected.summary().replace("\n", " ")
+    assert json.loads((files / "c.json").read_text()) == expected.to_dict()
+    assert (files / "c.xml").read_text() == expected.to_junit()
+    assert (files / "c.md").read_text() == expected.to_markdown()
+
+
+@pytest.mark.parametrize("option", ["--json", "--junit", "--markdown"])
+def test_what_goes_to_standard_output_is_alone_there(files, run, option):
+    words = ("check", "base.rsm", "int8.rsm", "--max-kl", 0.5, option, "-")
+    status, out, err = run(*words)
+    expected = rs.check(recorded(), recorded("int8"), max_kl=0.5)
+    texts = {"--json": json.dumps(expected.to_dict(), indent=1) + "\n"}
+    texts |= {"--junit": expected.to_junit(), "--markdown": expected.to_markdown()}
+    assert (status, out, err) == (0, texts[option], "")
+
+
+def test_a_mistake_is_an_error_of_the_junit_file(files, refused):
+    (files / "c.xml").write_text("of an earlier run, which passed")
+    words = ("--max-disagreement", 0.1, "--junit", "c.xml")
+    message = refused("check", "base.rsm", "gone.rsm", *words)
+    (suite,) = ElementTree.parse(files / "c.xml").getroot()
+    assert suite.get("errors") == "1"
+    assert suite[0].find("error").get("message") == message
+
+
+# -- mistakes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "no threshold was given, so there is nothing to check"),
+        (("--max-disagreement", "2"), "max-disagreement must be above 0 and below 1, a share of"),
+        (("--max-kl", "low"), "Invalid value for '--max-kl'"),
+        (("--min", "gradient=0.8"), "no kernel is named 'gradient'; nearest: gradients"),
+        (("--min-db", "3", "--json", "-", "--junit", "-"), "expected one thing on standard output"),
+        (("--min-db", "3", "--json", "no/c.json"), "cannot write no/c.json"),
+        (("--min-db", "3", "--data", "digits"), "--data are for models, and both networks are"),
+        (("--min-db", "3", "--base-weights", "w"), "--base-weights are for a model, and base.rsm"),
+        (("--thresholds", "gone.toml"), "no file at gone.toml; expected one with thresholds"),
+    ],
+)
+def test_likely_mistakes(files, refused, words, message):
+    assert refused("check", "base.rsm", "int8.rsm", *words).startswith(message)
+
+
+def test_a_model_needs_data(files, refused):
+    assert refused("check", "digit_net.py:net", "base.rsm", "--min-db", 20) == (
+        "digit_net.py:net is a model, which is recorded on data; give them with --data, or give a "
+        "file that was recorded"
+    )
+
+
+# -- the example --------------------------------------------------------------------------------
+
+
+def test_the_example_workflow_checks_a_copy(files, run):
+    """Its command as it stands, but for the model and the data, which must not be downloaded."""
+    if not EXAMPLES.exists():
+        pytest.skip("the documentation is not there")
+    workflow = pytest.importorskip("yaml").safe_load((EXAMPLES / "check-workflow.yml").read_text())
+    (command,) = (
+        step["run"] for step in workflow["jobs"]["check"]["steps"] if step.get("name") == "check"
+    )
+    (files / "thresholds.toml").write_text((EXAMPLES / "thresholds.toml").read_text())
+    ours = {"torchvision:resnet18": "digit_net.py:net", "validation/": "digits"}
+    program, *words = (ours.get(word, word) for word in shlex.split(command))
+    assert program == "resemblance"
+    status, out, err = run(*words)
+    assert (status, err) == (0, "")
+    assert out.startswith("int8.safetensors passes as a copy of base.safetensors, judged on 1,797")
+    assert {path.name for path in files.glob("check.*")} == {"check.xml", "check.md", "check.json"}
+
+
+def test_the_example_of_thresholds_is_read():
+    if not EXAMPLES.exists():
+        pytest.skip("the documentation is not there")
+    names = [threshold.name for threshold in read(EXAMPLES / "thresholds.toml")]
+    assert names == ["max-disagreement", "min-db", "min gradients", "min mean:features"]
+
+
+def test_help_has_every_exit_status(run):
+    out = run("check", "--help")[1]
+    assert re.search(r"0\s+passes,\s+1\s+fails,\s+3\s+undecided,\s+2\s+a\s+mistake", out)

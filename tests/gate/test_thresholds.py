@@ -1,0 +1,115 @@
+"""Thresholds: the same from arguments, words and files, and what is refused, word by word."""
+
+from __future__ import annotations
+
+import pytest
+
+import resemblance as rs
+from resemblance.errors import DataError, FormatError
+from resemblance.gate.thresholds import Threshold, gathered, read
+
+FILE = """
+max-disagreement = 0.02
+max-kl = 1
+min-db = 20
+
+[min]
+gradients = 0.8
+"mean:features" = 0.95
+"""
+EXPECTED = [
+    Threshold("disagreement", 0.02),
+    Threshold("kl", 1.0),
+    Threshold("decibels", 20.0),
+    Threshold("score", 0.8, "gradients"),
+    Threshold("score", 0.95, "features", mean=True),
+]
+
+
+@pytest.fixture
+def file(tmp_path):
+    def written(text):
+        (tmp_path / "t.toml").write_text(text, encoding="utf-8")
+        return tmp_path / "t.toml"
+
+    return written
+
+
+def test_arguments_words_and_a_file_say_the_same(file):
+    given = {"max_disagreement": 0.02, "max_kl": 1, "min_db": 20}
+    assert read(file(FILE)) == EXPECTED
+    assert list(gathered(thresholds=file(FILE))) == EXPECTED
+    assert list(gathered(min={"gradients": 0.8, "mean:features": 0.95}, **given)) == EXPECTED
+    assert list(gathered(min=["gradients=0.8", "mean:features=0.95"], **given)) == EXPECTED
+    assert gathered(min="gradients=.8")[0] == EXPECTED[3]
+
+
+def test_what_is_given_replaces_what_the_file_says(file):
+    found = gathered(max_kl=0.5, min="gradients=0.9", max_js=0.1, thresholds=file(FILE))
+    limits = {threshold.name: threshold.limit for threshold in found}
+    assert limits == {
+        "max-disagreement": 0.02, "max-kl": 0.5, "min-db": 20.0, "min gradients": 0.9,
+        "min mean:features": 0.95, "max-js": 0.1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "no threshold was given, so there is nothing to check; give one or more of"),
+        ({"max_disagreement": 2}, r"must be above 0 and below 1, a share .*0\.02 for 2 %.*found 2"),
+        ({"max_disagreement": 0}, "max-disagreement must be above 0"),
+        ({"max_disagreement": True}, "found True"),
+        ({"max_kl": -1}, "max-kl must be above 0, in nats; found -1"),
+        ({"max_js": float("inf")}, "max-js must be above 0, in nats; found inf"),
+        ({"min_db": float("nan")}, "min-db must be finite; found nan"),
+        ({"min": {"gradients": 1}}, "min gradients must be above 0 and below 1, as .* found 1"),
+        ({"min": {"gradients": "0.8"}}, "min gradients must be .* found '0.8'"),
+        (
+            {"min": ["gradients"]},
+            "expected KERNEL=x or mean:KERNEL=x, such as gradients=0.8; found",
+        ),
+        ({"min": ["gradients=high"]}, "expected KERNEL=x .* found 'gradients=high'"),
+        ({"min": [0.8]}, "expected KERNEL=x .* found 0.8"),
+        ({"min": ["gradient=0.8"]}, "no kernel is named 'gradient'; nearest: gradients"),
+        ({"min": ["median:gradients=0.8"]}, "no kernel is named 'median:gradients'"),
+        ({"min": ["sum=0.8", "sum=0.9"]}, "min sum was given twice; give it once"),
+    ],
+)
+def test_what_is_refused(given, message):
+    with pytest.raises(DataError, match=message):
+        gathered(**given)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "max-disagreement 0.02",
+            r"t\.toml cannot be read as TOML .*expected lines such as max-dis",
+        ),
+        ("max_disagreement = 0.02", "no threshold is named 'max_disagreement'; there are max-dis"),
+        ("min = 0.8", "min must be a table of kernels, such as .*; found 0.8"),
+        ("[min]\nproducts = 0.8", r"t\.toml: no kernel is named 'products'; nearest: product"),
+        ("[min]\nfeatures = '0.8'", "min features must be .* found '0.8'"),
+        ("max-js = 0", "max-js must be above 0, in nats; found 0"),
+    ],
+)
+def test_what_is_refused_of_a_file(file, text, message):
+    with pytest.raises(FormatError, match=message):
+        read(file(text))
+
+
+def test_a_file_that_is_not_there_or_no_text(tmp_path):
+    with pytest.raises(FormatError, match=r"no file at .*gone.toml; expected one with thresholds"):
+        read(tmp_path / "gone.toml")
+    with pytest.raises(FormatError, match="cannot be read as TOML"):
+        read(tmp_path)
+    (tmp_path / "t.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(FormatError, match="cannot be read as TOML"):
+        read(tmp_path / "t.toml")
+
+
+def test_mistakes_are_told_before_files_are_read():
+    with pytest.raises(DataError, match="no threshold was given"):
+        rs.check("gone.rsm", "gone.rsm")

@@ -1,0 +1,100 @@
+"""Verdicts: words, numbers and statuses of findings that were made up, and of real ones."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import resemblance as rs
+from digit_copies import recorded
+from resemblance.gate.thresholds import Threshold
+from resemblance.gate.verdict import Finding, Verdict
+
+RATE = Threshold("disagreement", 0.02)
+SCORE = Threshold("score", 0.8, "gradients")
+PASSED = Finding(SCORE, "passed", 0.91234, 0.9, 0.92, "layer3")
+FAILED = Finding(RATE, "failed", 0.05, 0.031, 0.07)
+UNDECIDED = Finding(RATE, "undecided", 0.01, 0.004, 0.03, samples_needed=1200)
+
+
+def verdict(*findings, **changes):
+    return Verdict("net", "net-int8", 400, None, findings, **changes)
+
+
+@pytest.mark.parametrize(
+    ("findings", "status", "code"),
+    [
+        ((PASSED,), "passed", 0),
+        ((PASSED, FAILED), "failed", 1),
+        ((UNDECIDED, FAILED, PASSED), "failed", 1),
+        ((PASSED, UNDECIDED), "undecided", 3),
+    ],
+)
+def test_any_failure_fails_and_all_must_pass(findings, status, code):
+    found = verdict(*findings)
+    assert (found.status, found.exit_status, bool(found)) == (status, code, status == "passed")
+
+
+def test_the_paragraph():
+    found = verdict(PASSED, FAILED, notes=("layers of net were left out",))
+    assert found.summary() == (
+        "net-int8 fails as a copy of net, judged on 400 samples by one-sided 95 % bounds. Fails: "
+        "disagreement, 5 %, at least 3.1 %, allowed 2 %. Passes: gradients at the worst layer "
+        "(layer3), 0.912, at least 0.900, asked for 0.8.\n"
+        "Note: layers of net were left out."
+    )
+    assert repr(found) == f"Verdict(failed: {found.paragraph()})"
+    assert verdict(UNDECIDED).paragraph() == (
+        "net-int8 is undecided as a copy of net, judged on 400 samples by one-sided 95 % bounds. "
+        "Undecided: disagreement, 1 %, between 0.4 % and 3 %, allowed 2 %: about 1,200 samples "
+        "would decide."
+    )
+
+
+def test_tokens_and_what_has_no_bounds():
+    nothing = Finding(SCORE, "failed", None, None, None, "a", reason="it is constant")
+    unknown = Finding(Threshold("kl", 0.1), "undecided", 0.01, None, None, reason="so few")
+    same = Finding(Threshold("decibels", 20.0), "passed", float("inf"), float("inf"), float("inf"))
+    found = Verdict("net", "copy", 320, 40, (nothing, unknown, same))
+    assert "judged on 320 tokens of 40 sequences" in found.paragraph()
+    assert "Fails: gradients at the worst layer (a), asked for 0.8: it is constant." in str(found)
+    assert "KL, 0.01 nats, with an error that is not known, allowed 0.1 nats: so few" in str(found)
+    assert "decibels of features at the worst layer, unchanged, asked for 20 dB" in str(found)
+    assert [finding.bounds() for finding in found.findings] == ["", "", ""]
+    assert found.to_dict()["thresholds"][2]["measured"] is None
+
+
+def test_samples_that_would_decide_are_the_most_that_any_needs():
+    more = Finding(SCORE, "undecided", 0.81, 0.7, 0.9, "a", samples_needed=5000)
+    never = Finding(SCORE, "undecided", 0.81, 0.7, 0.9, "a", reason="no number would")
+    assert verdict(UNDECIDED, more, PASSED).samples_needed == 5000
+    assert verdict(UNDECIDED, never).samples_needed is None
+    assert verdict(PASSED).samples_needed is None
+
+
+@pytest.mark.parametrize(
+    ("score", "text"),
+    [(0.8, "0.800"), (0.99943, "0.99943"), (0.9999993, "0.999999"), (1.0, "1"), (-0.01, "-0.010")],
+)
+def test_scores_near_one_have_the_digits_that_tell_them_apart(score, text):
+    assert Finding(SCORE, "passed", score, score, score).value() == text
+
+
+def test_numbers_for_machines():
+    found = rs.check(recorded(), recorded("int4"), max_disagreement=0.2, min="features=0.5")
+    content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert list(content) == [
+        "check", "status", "exit_status", "base", "copy", "samples", "sequences", "samples_needed",
+        "confidence", "thresholds", "notes", "summary",
+    ]  # fmt: skip
+    assert list(content["thresholds"][0]) == [
+        "name", "limit", "status", "measured", "low", "high", "layer", "samples_needed", "reason",
+    ]  # fmt: skip
+    assert (content["base"], content["copy"], content["samples"]) == ("base", "int4", 1197)
+    assert content["thresholds"][1]["name"] == "min features"
+
+
+def test_names_from_files_are_not_obeyed():
+    found = Verdict("a\x1b[31m", "b\n", 10, None, (PASSED,))
+    assert found.paragraph().startswith("b\\n passes as a copy of a\\x1b[31m, ")

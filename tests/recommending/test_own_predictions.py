@@ -1,0 +1,35 @@
+"""LEEP and NCE against their plain sums."""
+
+import numpy as np
+import plain_scores as plain
+import pytest
+import torch
+
+from resemblance.errors import DataError
+from resemblance.recommending.own_predictions import leep, nce
+
+rng = np.random.default_rng(0)
+P = rng.dirichlet([0.3] * 7, 50)
+Y = rng.integers(0, 3, 50)
+
+
+@pytest.mark.parametrize("labels", [Y, np.array(["a", "b", "c"])[Y], torch.tensor(Y)])
+def test_they_are_their_sums(labels):
+    assert leep(P, labels) == pytest.approx(plain.leep(P, Y), rel=1e-10)
+    assert nce(P, labels) == pytest.approx(plain.nce(P, Y), rel=1e-10)
+
+
+def test_predictions_that_tell_labels_have_likelihood_one():
+    sure = np.eye(3)[Y]
+    assert leep(sure, Y) == nce(sure, Y) == 0.0
+    assert leep(P, Y) <= 0
+    assert nce(P, Y) <= 0
+
+
+def test_what_is_no_distribution_is_refused():
+    with pytest.raises(DataError, match="each of which sums to one"):
+        leep(P * 2, Y)
+    with pytest.raises(DataError, match="a label for each of 50"):
+        leep(P, Y[:40])
+    with pytest.raises(DataError, match="two or more classes"):
+        nce(P, np.zeros(50))

@@ -1,0 +1,46 @@
+"""What a probe should reach: Wilson's interval, and what widens it."""
+
+import math
+
+import numpy as np
+import pytest
+
+from resemblance.errors import DataError
+from resemblance.recommending.probe_interval import Expected, expected_probe, wilson
+
+
+def test_wilsons_interval_holds_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    for truth, count in ((0.5, 50), (0.9, 100), (0.97, 400)):
+        hits = rng.binomial(count, truth, 4000) / count
+        ends = [wilson(share, count) for share in hits]
+        held = np.mean([low <= truth <= high for low, high in ends])
+        assert abs(held - 0.95) < 0.025  # counts are whole, so no interval has 0.95 itself
+
+
+def test_its_ends_solve_the_score_equation():
+    low, high = wilson(0.3, 80, level=0.9)
+    for end in (low, high):
+        assert abs(0.3 - end) / math.sqrt(end * (1 - end) / 80) == pytest.approx(1.6449, rel=1e-4)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_an_expected_accuracy_is_inside_its_interval(share):
+    plain = expected_probe(share, 100, shift=0.0, spread=0.0)
+    wide = expected_probe(share, 100, shift=0.0, spread=0.3)
+    assert 0 <= wide.low < plain.low <= plain.value <= plain.high < wide.high <= 1
+    if share == 0.3:
+        assert (plain.low, plain.high) == pytest.approx(wilson(0.3, 100))
+        assert plain.value == pytest.approx(0.3)
+
+
+def test_a_shift_moves_all_of_it():
+    low, high = (expected_probe(0.6, 200, shift=shift, spread=0.1) for shift in (-0.2, 0.2))
+    assert (low.value, low.low, low.high) < (high.value, high.low, high.high)
+    assert str(Expected(0.5, 0.4, 0.62)) == "50% (40% to 62%)"
+
+
+def test_what_is_no_share_is_refused():
+    for share, count, level in ((1.2, 10, 0.95), (0.5, 0, 0.95), (0.5, 10, 1.0)):
+        with pytest.raises(DataError, match="expected a share"):
+            wilson(share, count, level)

@@ -1,0 +1,94 @@
+"""Workers on this machine, as real processes: killed, replaced, and shared by two sweeps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+
+import pytest
+
+from noting_networks import in_folder, notes
+from resemblance.errors import DataError
+from resemblance.sweep.job_files import read
+from resemblance.sweep.local_engine import devices_for, run
+from resemblance.sweep.outcomes import Began, Outcome
+from resemblance.sweep.result_folder import ResultFolder
+from resemblance.sweep.worker import Place
+
+
+@pytest.fixture(scope="module")
+def survived(tmp_path_factory):
+    """Two workers, one of which is killed: the folder, and what was told."""
+    folder = tmp_path_factory.mktemp("killed")
+    jobs = "models: [nets.py:victim, nets.py:one, nets.py:bad]\ndata: [nets.py:x, nets.py:y]"
+    asked = read(in_folder(folder, jobs))
+    place = Place(asked.base, ResultFolder(asked.out))
+    place.results.make()
+    told = []
+    for event in run(asked.pairs, place, devices=["cpu", "cpu"], retries=1):
+        told.append(event)
+        if isinstance(event, Began) and "victim" in event.name and not _killed(folder):
+            for _ in range(1200):
+                if (folder / "victim.txt").exists():
+                    break
+                time.sleep(0.05)
+            os.kill(int((folder / "victim.txt").read_text()), signal.SIGKILL)
+            (folder / "killed.txt").touch()
+    return folder, told, asked
+
+
+def _killed(folder):
+    return (folder / "killed.txt").exists()
+
+
+def ended(told):
+    last = {event.name: event for event in told if isinstance(event, Outcome)}
+    return {name: event.state for name, event in last.items()}
+
+
+def test_all_results_are_there_though_a_worker_was_killed(survived):
+    folder, told, _ = survived
+    assert ended(told) == {
+        f"nets-{net}--nets-{data}": "failed" if net == "bad" else "recorded"
+        for net in ("victim", "one", "bad")
+        for data in "xy"
+    }
+    assert len(list((folder / "results").glob("*.rsm"))) == 4
+    (died,) = [x for x in told if isinstance(x, Outcome) and "its worker died" in x.error]
+    assert (died.state, died.error) == ("again", "its worker died: SIGKILL, as when memory ends")
+
+
+def test_each_is_recorded_once_and_failures_are_tried_again(survived):
+    folder, _, _ = survived
+    counts = Counter(what for what, _ in notes(folder))
+    assert (counts["one"], counts["victim"]) == (2, 2)  # for two data sets
+    assert counts["bad"] == 4  # and each of them twice
+
+
+def test_data_are_read_once_by_each_worker(survived):
+    folder, _, _ = survived
+    opened = [(what, pid) for what, pid in notes(folder) if what in "xy"]
+    workers = {pid for _, pid in opened}
+    assert len(workers) == 3  # one of which took the place of the dead
+    assert len(opened) <= 4  # for six pairs and three attempts more: the dead one's once again
+
+
+def test_devices_are_shared_out_in_turn():
+    assert devices_for(["cpu", " cpu"], None) == ["cpu", "cpu"]
+    with pytest.raises(DataError, match="device must be cpu, cuda"):
+        devices_for(["gpu"], None)
+    with pytest.raises(DataError, match="'cuda:99' cannot be used here"):
+        devices_for(["cuda:99"], 1)
+
+
+def test_workers_end_when_the_sweep_is_given_up(made, tmp_path):
+    asked, place = made("models: nets.py:victim\ndata: nets.py:x")
+    events = run(asked.pairs, place, devices=["cpu"], retries=0)
+    began = next(events)
+    pid = int(began.where.split()[-1])
+    os.kill(pid, 0)
+    events.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

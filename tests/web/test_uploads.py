@@ -1,0 +1,61 @@
+"""Files that somebody sends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from resemblance.web.uploads import UploadError, received
+
+
+async def taken(chunks, **options):
+    async with received(chunks, **options) as path:
+        return path, path.read_bytes(), path.parent.stat().st_mode & 0o777
+
+
+async def coming(*parts, wait=0.0):
+    for part in parts:
+        await asyncio.sleep(wait)
+        yield part
+
+
+def test_what_comes_is_in_a_folder_that_is_gone_afterwards():
+    path, content, mode = asyncio.run(taken(coming(b"ab", b"", b"c")))
+    assert content == b"abc"
+    assert mode == 0o700
+    assert not path.parent.exists()
+
+
+def test_no_more_than_the_limit_is_kept():
+    seen = []
+
+    async def endless():
+        while True:
+            seen.append(1)
+            yield b"x" * 1000
+
+    with pytest.raises(UploadError, match="larger --upload-limit") as refusal:
+        asyncio.run(taken(endless(), limit=10_500))
+    assert refusal.value.status == 413
+    assert len(seen) == 11
+
+
+@pytest.mark.parametrize(("limit", "status"), [(3, None), (2, 413)])
+def test_the_limit_itself_is_taken(limit, status):
+    if status is None:
+        assert asyncio.run(taken(coming(b"abc"), limit=limit))[1] == b"abc"
+        return
+    with pytest.raises(UploadError):
+        asyncio.run(taken(coming(b"abc"), limit=limit))
+
+
+def test_a_sender_that_falls_silent_is_not_waited_for():
+    with pytest.raises(UploadError, match=r"nothing came for 0\.05 seconds") as refusal:
+        asyncio.run(taken(coming(b"a", wait=5), idle=0.05))
+    assert refusal.value.status == 408
+
+
+def test_an_empty_file_is_refused():
+    with pytest.raises(UploadError, match="an empty one"):
+        asyncio.run(taken(coming()))

@@ -1,0 +1,66 @@
+"""The process that reads recordings."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+from resemblance import Zoo
+from resemblance.web import worker_process
+from resemblance.web.worker_process import answered, serve
+
+
+def test_one_line_for_each_line(little):
+    asked = [
+        {"ask": "zoo_map", "of": {"group": little.group, "kernel": "features"}},
+        {"ask": "pair", "of": {"a": "0" * 64, "b": "0" * 64}},
+    ]
+    lines, out = b"".join(json.dumps(x).encode() + b"\n" for x in asked), io.BytesIO()
+    with Zoo(little.place) as zoo:
+        serve(zoo, io.BytesIO(lines), out)
+    found = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert len(found[0]["answer"]["points"]) == 7
+    assert "no entry" in found[1]["error"]
+    assert "fault" not in found[1]
+    assert str(little.place) not in found[1]["error"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "fault"),
+    [
+        (MemoryError(), "more memory", False),
+        (RuntimeError("can't allocate memory: you tried"), "more memory", False),
+        (RuntimeError("other\nlines"), "could not be read (RuntimeError: other)", True),
+        (KeyError("x"), "could not be read (KeyError", True),
+        (RecursionError("deep"), "could not be read (RecursionError: deep)", True),
+    ],
+)
+def test_whatever_goes_wrong_is_a_line(little, monkeypatch, capsys, error, said, fault):
+    def fail(zoo):
+        raise error
+
+    monkeypatch.setattr(worker_process, "QUESTIONS", {"fail": fail})
+    with Zoo(little.place) as zoo:
+        found = answered(zoo, {"ask": "fail", "of": {}})
+    assert said in found["error"]
+    assert found.get("fault", False) is fault
+    assert ("Traceback" in capsys.readouterr().err) is fault
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory on Linux")
+def test_memory_is_limited():
+    code = """
+from resemblance.web.worker_process import limit_memory
+limit_memory(256)
+small = bytearray(50 * 2**20)
+try:
+    bytearray(400 * 2**20)
+except MemoryError:
+    print("refused")
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "refused\n"

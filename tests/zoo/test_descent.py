@@ -1,0 +1,231 @@
+"""Who is of one descent, on networks for digits: copies, exchanged copies, twins."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import digit_copies
+import resemblance as rs
+from resemblance._data import probe_samples
+from resemblance.zoo.collection import Zoo
+from resemblance.zoo.descent import (
+    NOISE,
+    NOISE_LEVEL,
+    derivatives,
+    descent,
+    may_be_related,
+    mean_decibels,
+    with_own_units,
+)
+
+OPTIONS = {"gradients": False, "buckets": 0}
+
+
+@functools.cache
+def twin():
+    """Trained as the base is, from another seed."""
+    x, y = (part[: digit_copies.TRAINED_ON] for part in digit_copies.images())
+    net = copy.deepcopy(digit_copies.trained())
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        for module in net:
+            if isinstance(module, nn.Linear):
+                module.reset_parameters()
+    optimiser = torch.optim.Adam(net.parameters(), 0.01)
+    for _ in range(60):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimiser.step()
+    return net
+
+
+def exchanged(net):
+    """The same function with its hidden units in another order."""
+    net = copy.deepcopy(net)
+    layers = [module for module in net if isinstance(module, nn.Linear)]
+    with torch.no_grad():
+        for layer, following in itertools.pairwise(layers):
+            order = torch.randperm(len(layer.weight), generator=torch.Generator().manual_seed(2))
+            layer.weight.copy_(layer.weight[order].clone())
+            layer.bias.copy_(layer.bias[order].clone())
+            following.weight.copy_(following.weight[:, order].clone())
+    return net
+
+
+NETS = {
+    "base": digit_copies.trained,
+    "int8": lambda: digit_copies.rounded(8),
+    "int4": lambda: digit_copies.rounded(4),
+    "pruned": lambda: digit_copies.pruned(0.6),
+    "twin": twin,
+    "exchanged": lambda: exchanged(digit_copies.trained()),
+}
+
+
+@functools.cache
+def recorded(name, **options):
+    x, _ = digit_copies.unseen()
+    given = {"data_id": "unseen", **OPTIONS, **options}
+    return rs.record(NETS[name](), x[:400], name=name, **given)
+
+
+@functools.cache
+def on_noise(name):
+    x = torch.stack([probe_samples.noise(i, 8)[:1] for i in range(200)])
+    return rs.record(NETS[name](), x, name=name, data_id=NOISE, **OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "pruned"])
+def test_copies_are_of_one_descent_with_their_origin(name):
+    found = descent(recorded("base"), recorded(name))
+    assert found.related
+    assert found.shown_by == "coordinates"
+    assert found.strength > 1
+    assert found.alarms == 1e-3
+    assert found.decibels == pytest.approx(found.coordinates.decibels[0].mean())
+    words = found.summary()
+    assert f"base and {name} are of one descent" in words
+    assert "2 of 2 layers share coordinates (false alarms: 0.001)" in words
+
+
+def test_a_twin_is_not(tmp_path):
+    path = recorded("twin").save(tmp_path / "twin.rsm")
+    found = descent(recorded("base"), path)
+    assert not found.related
+    assert found.strength < 1
+    assert np.isnan(found.decibels)
+    assert found.summary().startswith("Nothing shows that base and twin are of one descent.")
+    assert "record both on probe:noise" in found.summary()
+
+
+def test_exchanged_units_hide_descent_until_there_is_noise():
+    assert not descent(recorded("base"), recorded("exchanged")).related
+    found = descent(on_noise("base"), on_noise("exchanged"))
+    assert found.shown_by == "noise"
+    assert found.noise == pytest.approx(1, abs=1e-4)
+    assert found.alarms > 1e-3
+    assert "likely of one descent" in found.summary()
+    apart = descent(on_noise("base"), on_noise("twin"))
+    assert apart.noise < NOISE_LEVEL
+    assert not apart.related
+    assert "On noise, early features score 0." in apart.summary()
+
+
+def test_on_noise_coordinates_go_first():
+    found = descent(on_noise("base"), on_noise("int4"))
+    assert (found.shown_by, found.alarms) == ("coordinates", 1e-3)
+
+
+def test_logits_do_not_count_as_units_of_their_own():
+    layers = ["2", "4", "5"]
+    one, two = (recorded(name, layers=tuple(layers)) for name in ("base", "twin"))
+    assert rs.coordinates(one, two).shared  # both know the digits
+    assert [x.name for x in with_own_units(one)] == ["2", "4"]
+    assert not descent(one, two).related
+    only = [recorded(name, layers=("5",)) for name in ("base", "twin")]
+    found = descent(*only)
+    assert not found.related
+    assert "logits are all that was recorded" in found.summary()
+
+
+def test_what_cannot_be_compared_in_coordinates_says_why():
+    short = rs.record(NETS["base"](), digit_copies.unseen()[0][:100], name="short", **OPTIONS)
+    found = descent(recorded("base"), short)
+    assert not found.related
+    assert found.obstacle.startswith("expected recordings of the same samples")
+    assert "Coordinates were not compared: expected recordings of the same" in found.summary()
+    assert descent(on_noise("base"), recorded("base")).noise is None
+
+
+@pytest.mark.parametrize(
+    ("decibels", "words"),
+    [(48, "8 bits"), (22, "4 bits"), (9, "half"), (2, "little of them"), (np.inf, "did not move")],
+)
+def test_how_far_features_moved_is_told_in_words(decibels, words):
+    found = descent(recorded("base"), recorded("int8"))
+    values = np.full_like(found.coordinates.decibels, decibels)
+    told = replace(found, coordinates=replace(found.coordinates, decibels=values))
+    assert words in told.summary()
+
+
+def test_the_mean_leaves_out_what_is_unknown_or_did_not_move():
+    assert mean_decibels(np.array([10.0, np.nan, np.inf, 20.0])) == 15
+    assert mean_decibels(np.array([np.inf, np.nan])) == np.inf
+    assert np.isnan(mean_decibels(np.array([np.nan])))
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory):
+    out = Zoo(tmp_path_factory.mktemp("descent") / "z")
+    for name in NETS:
+        out.add(recorded(name), tags=["base"] if name == "base" else [])
+    for name in ("base", "exchanged", "twin"):
+        out.add(on_noise(name).renamed(f"{name} on noise"))
+    return out
+
+
+def test_derivatives_come_least_changed_first(zoo):
+    found = zoo.derivatives("base")
+    assert [x.entry.name for x in found] == ["int8", "int4", "pruned"]
+    assert found.looked_at == 5
+    assert found.left_out == {"recorded on other samples or in another way": 3}
+    words = found.summary()
+    assert words.startswith("Of one descent with base: 3 of 5 entries on unseen, 400 samples.")
+    assert "int8 (" in words
+    assert "Left out: 3 recorded on other samples or in another way." in words
+    assert len(zoo.derivatives("base", limit=1)) == 1
+    assert [x.entry.name for x in zoo.derivatives("int8")] == ["base", "int4", "pruned"]
+    itself = zoo.derivatives(recorded("twin"))  # as it was given as a recording
+    assert len(itself) == 1
+    assert "with equal features" in itself.summary()
+
+
+def test_derivatives_on_noise_find_exchanged_copies(zoo):
+    found = zoo.derivatives("base on noise")
+    assert [(x.entry.name, x.descent.shown_by) for x in found] == [("exchanged on noise", "noise")]
+    assert "units exchanged" in found.summary()
+
+
+def test_derivatives_can_be_read_and_kept(zoo):
+    found = zoo.derivatives("base")
+    assert list(found.to_frame()["shown_by"]) == ["coordinates"] * 3
+    kept = found.to_dict()
+    assert kept["relatives"][0]["entry"]["name"] == "int8"
+    assert kept["relatives"][0]["decibels"] > 30
+    assert repr(found) == "Descents(3 of one descent with 'base', of 5)"
+
+
+def test_entries_with_other_layers_or_damage_are_left_out(tmp_path):
+    zoo = Zoo(tmp_path / "z")
+    zoo.add(recorded("base"))
+    zoo.add(recorded("int4"))
+    odd = np.random.default_rng(0).normal(size=(400, 3))
+    zoo.add(rs.record_arrays({"odd": odd}, name="odd", data_id="odd"))
+    strange = replace(recorded("twin"), layers=recorded("twin").layers[:1])
+    renamed = replace(strange.layers[0], name="odd", bare_name="odd")
+    zoo.add(replace(strange, layers=(renamed,)).renamed("strange"))
+    files = {rs.load(path).name: path for path in (tmp_path / "z" / "objects").rglob("*.rsm")}
+    files["int4"].write_bytes(b"")
+    found = derivatives(zoo, "base")
+    assert len(found) == 0
+    assert found.left_out == {
+        "recorded on other samples or in another way": 1,
+        "with other layers": 1,
+        "damaged": 1,
+    }
+
+
+def test_pairs_that_cannot_be_matched_need_no_comparison():
+    one = recorded("base")
+    assert may_be_related(one, recorded("int8"))
+    assert not may_be_related(one, recorded("twin"))
+    other = replace(one, layers=(replace(one[0], name="x", bare_name="x", shape=(9,)),))
+    assert not may_be_related(one, other)

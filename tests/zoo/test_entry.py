@@ -1,0 +1,136 @@
+"""What identifies a recording and its group."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+import torch
+
+import resemblance as rs
+import small
+from resemblance.errors import DataError
+from resemblance.zoo.entry import (
+    Entry,
+    checked_tags,
+    described,
+    group_of,
+    identity,
+    is_beginning,
+    is_id,
+    probe_of,
+    told_by,
+)
+from zoo_workers import tiny
+
+
+def entry_of(rep, **changes):
+    return described(rep, **{"tags": (), "size": 1, "trained_on": None, **changes})
+
+
+def test_a_recording_made_or_saved_again_has_the_same_identity(tmp_path):
+    rep = small.record(outputs=True)
+    again = small.record(outputs=True)
+    again = dataclasses.replace(again, made=dataclasses.replace(rep.made, date="2001-01-01"))
+    loaded = rs.load(rep.save(tmp_path / "a.rsm"))
+    assert identity(rep) == identity(again) == identity(loaded)
+    assert is_id(identity(rep))
+
+
+def test_whatever_else_differs_makes_another_identity():
+    rep = tiny(0)
+    features = rep[0].features
+    one_number = dataclasses.replace(
+        features, norms=torch.nextafter(features.norms, torch.tensor(9.0))
+    )
+    other_layer = dataclasses.replace(rep[0], features=one_number)
+    others = [
+        rep.renamed("another"),
+        tiny(0, seed=1),
+        dataclasses.replace(rep, layers=rep.layers[::-1]),
+        dataclasses.replace(rep, layers=rep.layers[:1]),
+        dataclasses.replace(rep, layers=(other_layer, rep[1])),
+        dataclasses.replace(rep, model=dataclasses.replace(rep.model, address="hf:x")),
+    ]
+    ids = {identity(x) for x in (rep, *others)}
+    assert len(ids) == len(others) + 1
+
+
+def test_a_field_that_is_as_it_is_by_default_leaves_an_identity_as_it_was():
+    """So that a later version can add one."""
+    rep = tiny(0)
+
+    @dataclasses.dataclass(frozen=True)
+    class ModelInfo:  # as a later version may have it
+        name: str
+        fingerprint: str | None
+        parameters: int | None
+        weights: str | None = None
+        address: str | None = None
+        tokenizer: str | None = None
+        licence: str | None = None
+
+    later = dataclasses.replace(rep, model=ModelInfo(**vars(rep.model)))
+    other = dataclasses.replace(rep, model=ModelInfo(**vars(rep.model), licence="MIT"))
+    assert identity(rep) == identity(later) != identity(other)
+
+
+def test_a_group_is_of_samples_and_settings_not_of_networks():
+    assert group_of(tiny(0)) == group_of(tiny(1, layers=3, name="x"))
+    assert re.fullmatch("[0-9a-f]{16}", group_of(tiny(0)))
+    others = [tiny(0, data_id="other"), tiny(0, n=48), tiny(0, seed=1), tiny(0, block=8)]
+    assert len({group_of(rep) for rep in (tiny(0), *others)}) == 5
+
+
+def test_targets_and_tokenizers_part_groups():
+    rep = small.record()
+    tokens = dataclasses.replace(rep.settings, unit="token")
+    spoken = [
+        dataclasses.replace(
+            rep, settings=tokens, model=dataclasses.replace(rep.model, tokenizer=name)
+        )
+        for name in ("a", "b")
+    ]
+    groups = [group_of(x) for x in (rep, small.record(beta=0.3), small.record(pool="mean"))]
+    assert len({*groups, *map(group_of, spoken)}) == 5
+    named = dataclasses.replace(rep, model=dataclasses.replace(rep.model, tokenizer="a"))
+    assert group_of(rep) == group_of(named)  # samples are no tokens
+
+
+def test_an_entry_is_told_by_its_recording_and_comes_back_from_json():
+    rep = small.record(outputs=True)
+    entry = entry_of(rep, tags=("a", "b"), trained_on="0" * 64)
+    assert (entry.name, entry.samples, entry.layers) == (rep.name, 60, tuple(rep.layer_names))
+    assert entry.classes == rep.outputs.classes
+    assert entry.parameters == rep.model.parameters > 0
+    assert entry.weights == rep.model.weights
+    assert Entry.from_dict({**entry.to_dict(), "of a later version": 1}) == entry
+    assert told_by(entry, rep)
+    assert not told_by(dataclasses.replace(entry, samples=61), rep)
+
+
+def test_a_probe_in_words():
+    assert probe_of(tiny(0)) == "tiny, 32 samples"
+    assert re.fullmatch(r"data [0-9a-f]{12}, 60 samples", probe_of(small.record()))
+
+
+def test_tags_are_sorted_and_checked():
+    assert checked_tags(["b", "a", "b"]) == ("a", "b")
+    for bad, found in [
+        ("vision", "list of tags"),
+        (3, "list of tags"),
+        ([""], "1 to 200"),
+        ([" a"], "without spaces"),
+        (["a\nb"], "printable"),
+        (["x" * 201], "1 to 200"),
+        ([3], "must be text; found int"),
+    ]:
+        with pytest.raises(DataError, match=found):
+            checked_tags(bad)
+
+
+def test_what_may_be_an_id():
+    assert is_beginning("0af")
+    assert not is_beginning("0AF")
+    assert not is_id("0af")

@@ -1,0 +1,160 @@
+"""Forests from ties made up, and of a real zoo."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+import digit_copies
+import made_up
+import resemblance as rs
+from resemblance.errors import DataError
+from resemblance.zoo import family_tree as module
+from resemblance.zoo.collection import Zoo
+from resemblance.zoo.entry import described
+from resemblance.zoo.family_tree import FamilyTree, family_tree, hung, told
+
+
+@functools.cache
+def entry(name, *tags):
+    return described(made_up.recorded(0, 12, name=name), tags=tags, size=1, trained_on=None)
+
+
+def ties(count, **decibels):  # ab=3: between the first and the second
+    out = np.full((count, count), -np.inf)
+    for (a, b), value in decibels.items():
+        i, j = "abcdefgh".index(a), "abcdefgh".index(b)
+        out[i, j] = out[j, i] = value
+    return out
+
+
+def named(kin):
+    return [(x.entry.name, None if x.parent is None else kin[x.parent].entry.name) for x in kin]
+
+
+def test_copies_hang_from_what_they_moved_least_from():
+    entries = [entry(name) for name in "abcde"]
+    # c is a copy of b, which is a copy of a, and d of a; e is alone
+    near = ties(5, ab=20, bc=15, ac=12, ad=18, bd=14, cd=9)
+    kin = hung(entries, near)
+    assert named(kin) == [("a", None), ("b", "a"), ("c", "b"), ("d", "a"), ("e", None)]
+    assert [x.depth for x in kin] == [0, 1, 2, 1, 0]
+    assert [x.decibels for x in kin[1:4]] == [20, 15, 18]
+    assert np.isnan(kin[0].decibels)
+
+
+def test_the_sum_of_ties_is_the_largest_there_is():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        near = np.triu(rng.uniform(0, 30, (5, 5)), 1)
+        near = near + near.T
+        np.fill_diagonal(near, -np.inf)
+        found = sum(x.decibels for x in hung([entry(x) for x in "abcde"], near)[1:])
+        assert found == pytest.approx(_best(near))
+
+
+def _best(near):
+    """Of all trees, by leaving every entry but one a parent each (Prüfer would be faster)."""
+    from itertools import product
+
+    best = -np.inf
+    for parents in product(range(5), repeat=4):  # of entries 1 to 4
+        if any(p == i for i, p in enumerate(parents, 1)) or not _reaches(parents):
+            continue
+        best = max(best, sum(near[i, p] for i, p in enumerate(parents, 1)))
+    return best
+
+
+def _reaches(parents):
+    for i in range(1, 5):
+        for _ in range(5):
+            i = parents[i - 1] if i else 0
+        if i:
+            return False
+    return True
+
+
+def test_a_tag_says_who_is_the_root_unless_two_have_it():
+    near = ties(3, ab=20, bc=20, ac=10)
+    assert hung([entry(x) for x in "abc"], near)[0].entry.name == "b"  # nearest to all others
+    assert hung([entry("a", "base"), entry("b"), entry("c")], near)[0].entry.name == "a"
+    both = [entry("a", "base"), entry("b"), entry("c", "base")]
+    assert hung(both, near)[0].entry.name == "b"
+
+
+def test_the_largest_family_comes_first():
+    kin = hung([entry(x) for x in "abcd"], ties(4, bc=5, cd=5))
+    assert named(kin) == [("c", None), ("b", "c"), ("d", "c"), ("a", None)]
+
+
+def tree():
+    entries = [entry("a", "base"), entry("b\x1b"), entry("c"), entry("d")]
+    near = ties(4, ab=200, bc=15.04)
+    return FamilyTree(tuple(hung(entries, near)), 1e-3, {"damaged": 2})
+
+
+def test_a_terminal_shows_who_hangs_from_whom():
+    lines = tree().to_text().splitlines()
+    ids = [x.entry.id[:8] for x in tree()]
+    assert lines[0] == f"a ({ids[0]})  [base]"
+    assert lines[1] == f"└─ b\\x1b ({ids[1]})  equal features"
+    assert lines[2] == f"   └─ c ({ids[2]})  15.0 dB"
+    assert lines[3] == f"d ({ids[3]})"
+    assert lines[4].startswith("1 family, 1 without relatives.")
+    assert lines[5] == "Left out: 2 damaged."
+
+
+def test_branches_stay_joined():
+    entries = [entry(x) for x in "abcd"]
+    text = FamilyTree(tuple(hung(entries, ties(4, ab=9, ac=8, bd=7))), 1e-3, {}).to_text()
+    # a and b are related to two each; a's ties are the stronger ones
+    assert [line[:3] for line in text.splitlines()[:4]] == ["a (", "├─ ", "│  ", "└─ "]
+
+
+def test_a_tree_can_be_read_and_kept():
+    frame = tree().to_frame()
+    assert list(frame["depth"]) == [0, 1, 2, 0]
+    assert frame["parent"][1] == frame["id"][0]
+    kept = tree().to_dict()
+    assert [x["parent"] for x in kept["members"]] == [None, 0, 1, None]
+    assert kept["members"][0]["decibels"] is None
+    assert repr(tree()) == "FamilyTree(4 entries: 1 family, 1 alone)"
+    assert told(20) == "20.0 dB"
+
+
+def test_the_tree_of_a_real_zoo(tmp_path):
+    zoo = Zoo(tmp_path / "z")
+    x, _ = digit_copies.unseen()
+    nets = {
+        "origin": digit_copies.trained(),
+        "int8": digit_copies.rounded(8),
+        "pruned": digit_copies.pruned(0.6),
+    }
+    for name, net in nets.items():
+        zoo.add(rs.record(net, x[:300], name=name, gradients=False, layers=["2", "4", "5"]))
+    rng = np.random.default_rng(0)
+    zoo.add(rs.record_arrays({"l": rng.normal(size=(50, 8))}, name="stranger", data_id="x"))
+    found = zoo.family_tree()
+    by_name = {x.entry.name: x for x in found}
+    assert by_name["stranger"].is_root
+    # which of the two that hardly differ comes first is a guess
+    first, second = sorted(("origin", "int8"), key=lambda name: by_name[name].depth)
+    assert by_name[first].is_root
+    assert by_name[second].decibels > 30 > by_name["pruned"].decibels
+    one = family_tree(zoo, group=zoo.entry("stranger").group)
+    assert [x.entry.name for x in one] == ["stranger"]
+    with pytest.raises(DataError, match="no group '00'"):
+        family_tree(zoo, group="00")
+    files = {rs.load(path).name: path for path in (tmp_path / "z" / "objects").rglob("*.rsm")}
+    files["pruned"].write_bytes(b"")
+    assert zoo.family_tree().left_out == {"damaged": 1}
+
+
+def test_a_tree_of_very_many_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_MOST", 1)
+    zoo = Zoo(tmp_path / "z")
+    zoo.add_all(made_up.recorded(seed, 12, name=f"n{seed}") for seed in range(2))
+    with pytest.raises(DataError, match="expected at most 1 entries of one group, found 2"):
+        zoo.family_tree()

@@ -1,0 +1,348 @@
+"""The files of a zoo in a folder, and what becomes of it when they are damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import resemblance as rs
+from resemblance.errors import DataError, FormatError
+from resemblance.zoo import folder_store
+from resemblance.zoo.collection import Zoo
+from resemblance.zoo.folder_store import FolderStore
+from zoo_workers import adds_with_little_room, context, tiny
+
+REP, OTHER = tiny(0), tiny(1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "zoo"
+
+
+@pytest.fixture
+def zoo(folder):
+    with rs.Zoo(folder) as found:
+        found.add(REP, tags=["a"])
+        yield found
+
+
+def the_file(folder):
+    (found,) = folder.glob("objects/*/*.rsm")
+    return found
+
+
+def flip(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0x10
+    path.write_bytes(bytes(content))
+
+
+def states(zoo, **options):
+    return [(damage.state, damage.where) for damage in zoo.verify(**options)]
+
+
+@contextlib.contextmanager
+def ordinary_user():
+    """Root may write anywhere, so be somebody else for a while."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+# -- the layout -----------------------------------------------------------------------------------
+
+
+def test_a_file_goes_by_its_own_hash_and_can_be_read_by_itself(zoo, folder):
+    path = the_file(folder)
+    assert path.stem == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert path.parent.name == path.stem[:2]
+    assert rs.load(path) == REP
+    zoo.close()
+    assert sorted(x.name for x in folder.iterdir()) == ["index.sqlite", "objects"]
+
+
+def test_a_removed_entry_leaves_nothing(zoo, folder):
+    zoo.remove(REP.name)
+    assert list(folder.glob("objects/*/*")) == []
+    with sqlite3.connect(folder / "index.sqlite") as db:
+        for table in ("entries", "tags", "signatures"):
+            assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
+    db.close()
+
+
+def test_nothing_is_made_before_something_is_added(folder):
+    zoo = rs.Zoo(folder)
+    assert len(zoo) == 0
+    with pytest.raises(DataError, match="no entry"):
+        zoo.tag("x", "y")
+    assert not folder.exists()
+
+
+# -- damage ---------------------------------------------------------------------------------------
+
+
+def test_no_flipped_byte_is_served(zoo, folder):
+    """Wherever it is in the file, and whether all or the layer with the byte is read."""
+    path, whole = the_file(folder), the_file(folder).read_bytes()
+    for at in (0, 9, 200, len(whole) // 2, len(whole) - 1):
+        flip(path, at)
+        with pytest.raises(FormatError, match=rf"entry 'net 0' \({zoo.entry('net 0').id[:12]}\)"):
+            zoo.get("net 0")
+        served = []
+        for i in range(2):
+            with contextlib.suppress(FormatError):
+                served.append(zoo.get("net 0", layers=[i])[0] == REP[i])
+        assert all(served)
+        assert len(served) < 2
+        assert states(zoo) == [("damaged", str(path.relative_to(folder)))]
+        path.write_bytes(whole)
+    assert zoo.verify() == []
+
+
+@pytest.mark.parametrize("left", [0, 5, 100, -1])
+def test_a_truncated_file_is_not_served(zoo, folder, left):
+    path = the_file(folder)
+    path.write_bytes(path.read_bytes()[:left])
+    for layers in (None, [0]):
+        with pytest.raises(FormatError, match="not those that were added"):
+            zoo.get("net 0", layers=layers)
+    assert [state for state, _ in states(zoo)] == ["damaged"]
+
+
+def test_a_missing_file_is_told(zoo, folder):
+    the_file(folder).unlink()
+    for layers in (None, [0]):
+        with pytest.raises(FormatError, match=r"is missing; add the recording again, or remove"):
+            zoo.get("net 0", layers=layers)
+    (damage,) = zoo.verify()
+    assert (damage.state, damage.entry) == ("missing", zoo.entry("net 0"))
+    zoo.remove("net 0")
+    assert zoo.verify() == []
+
+
+def test_another_recording_in_its_place_is_not_served(zoo, folder, tmp_path):
+    shutil.copy(OTHER.save(tmp_path / "b.rsm"), the_file(folder))
+    for layers in (None, [0]):
+        with pytest.raises(FormatError, match="not those that were added"):
+            zoo.get("net 0", layers=layers)
+
+
+@pytest.mark.parametrize("harm", ["flipped", "missing", "truncated"])
+def test_adding_it_again_repairs_an_entry(zoo, folder, harm):
+    path = the_file(folder)
+    before = zoo.entry("net 0")
+    if harm == "flipped":
+        flip(path, 300)
+    elif harm == "missing":
+        shutil.rmtree(folder / "objects")
+    else:
+        path.write_bytes(path.read_bytes()[:50])
+    again = tiny(0)  # made at another time, so that its bytes may be others
+    assert zoo.add(again, tags=["b"]).tags == ("a", "b")
+    assert zoo.get("net 0") in (REP, again)
+    assert zoo.entry("net 0").added == before.added
+    assert zoo.verify() == []
+
+
+def test_an_index_that_says_something_else_than_the_file_is_told(zoo, folder):
+    with sqlite3.connect(folder / "index.sqlite") as db:
+        db.execute(
+            "UPDATE entries SET facts = replace(facts, '\"samples\": 32', '\"samples\": 33')"
+        )
+    db.close()
+    (damage,) = zoo.verify()
+    assert (damage.state, damage.words[:25]) == ("damaged", "the index says something ")
+
+
+def test_leftovers_and_foreign_files_are_told_apart_and_only_the_first_are_swept(zoo, folder):
+    place = folder / "objects"
+    left = [place / "aa" / f"{'a' * 64}.rsm", place / "aa/.resemblance-0123456789abcdef.part"]
+    foreign = [place / "notes.txt", place / "aa/b.rsm", place / "ab" / f"{'a' * 64}.rsm"]
+    for path in (*left, *foreign):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x")
+    expected = {("leftover", str(x.relative_to(folder))) for x in left}
+    expected |= {("foreign", str(x.relative_to(folder))) for x in foreign}
+    assert set(states(zoo)) == set(states(zoo, sweep=True)) == expected
+    assert {state for state, _ in states(zoo)} == {"foreign"}
+    assert all(path.exists() for path in foreign)
+    assert zoo.get("net 0") == REP
+
+
+def test_a_half_removed_entry_is_a_leftover(zoo, folder):
+    path, content = the_file(folder), the_file(folder).read_bytes()
+    zoo.remove("net 0")
+    path.write_bytes(content)  # as if the process had died before it removed the file
+    assert "net 0" not in zoo
+    assert states(zoo) == [("leftover", str(path.relative_to(folder)))]
+    zoo.add(REP)
+    assert zoo.get("net 0") == REP
+    zoo.verify(sweep=True)
+    assert zoo.verify() == []
+
+
+def test_a_file_that_was_swept_before_it_was_entered_is_written_again(zoo, folder):
+    """A sweep may take the file of a live writer, which looks again under the lock."""
+    store = zoo.store
+    assert isinstance(store, FolderStore)
+    new = zoo._newcomer(OTHER, (), None)
+    file = store._written(new)
+    assert [state for state, _ in states(zoo, sweep=True)] == ["leftover"]
+    with store._index.writing() as db:
+        store._enter(db, new, file, [])
+    assert zoo.get(OTHER.name) == OTHER
+    assert zoo.verify() == []
+
+
+def test_of_two_writers_of_the_same_the_slower_leaves_no_file(zoo, folder):
+    """Both write a file, which differ in when they were made; one is entered."""
+    store = zoo.store
+    assert isinstance(store, FolderStore)
+    zoo.remove("net 0")
+    later = dataclasses.replace(REP, made=dataclasses.replace(REP.made, date="2031-01-01"))
+    first, second = (zoo._newcomer(rep, (), None) for rep in (REP, later))
+    files = [store._written(x) for x in (first, second)]
+    for new, file in zip((first, second), files, strict=True):
+        unused = []
+        with store._index.writing() as db:
+            store._enter(db, new, file, unused)
+        store._remove_unused(unused)
+    assert len(zoo) == 1
+    assert zoo.verify() == []
+
+
+# -- the index ------------------------------------------------------------------------------------
+
+
+def test_a_deleted_index_is_told_and_the_recordings_can_be_added_elsewhere(zoo, folder, tmp_path):
+    zoo.close()
+    (folder / "index.sqlite").unlink()
+    for use in (lambda: rs.Zoo(folder), lambda: len(zoo), lambda: zoo.add(OTHER)):
+        with pytest.raises(FormatError, match=r"recordings but no index\.sqlite.*zoo add NEW"):
+            use()
+    with rs.Zoo(tmp_path / "new") as new:
+        new.add_all(sorted(folder.glob("objects/*/*.rsm")))
+        assert new.get("net 0") == REP
+
+
+def test_an_index_deleted_while_it_is_open_is_missed(zoo, folder):
+    (folder / "index.sqlite").unlink()
+    with pytest.raises(FormatError, match="it was removed"):
+        zoo.add(OTHER)
+
+
+def test_an_index_put_back_while_it_is_open_is_taken_up(zoo, folder):
+    zoo.close()
+    shutil.copy(folder / "index.sqlite", folder.parent / "backup")
+    zoo.add(OTHER)
+    zoo.close()
+    assert len(zoo) == 2
+    os.replace(folder.parent / "backup", folder / "index.sqlite")
+    for rest in ("-wal", "-shm"):
+        (folder / f"index.sqlite{rest}").unlink(missing_ok=True)
+    assert len(zoo) == 1
+    assert [state for state, _ in states(zoo)] == ["leftover"]
+
+
+# -- places ---------------------------------------------------------------------------------------
+
+
+def test_places_that_cannot_be_a_zoo(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/thesis.tex").write_text("x")
+    with pytest.raises(DataError, match="found a file at"):
+        rs.Zoo(tmp_path / "file")
+    with pytest.raises(DataError, match="is no zoo, and not empty"):
+        rs.Zoo(tmp_path / "full")
+    with pytest.raises(DataError, match=r"found a file at .*, or above it"):
+        rs.Zoo(tmp_path / "file/zoo")
+    (tmp_path / "empty").mkdir()
+    with rs.Zoo(tmp_path / "empty") as zoo:
+        zoo.add(REP)
+
+
+def test_a_folder_that_may_only_be_read_can_be_read():
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name, "zoo")
+        with rs.Zoo(place) as zoo:
+            zoo.add(REP, tags=["a"])
+        for path in (Path(name), place, *place.rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        with ordinary_user(), Zoo(place) as zoo:
+            assert [entry.tags for entry in zoo] == [("a",)]
+            assert zoo.get("net 0") == REP
+            assert zoo.verify() == []
+            for write in (
+                lambda: zoo.add(OTHER),
+                lambda: zoo.add(REP, tags=["b"]),
+                lambda: zoo.remove("net 0"),
+                lambda: zoo.tag("net 0", "b"),
+            ):
+                with pytest.raises(DataError, match="may be written to"):
+                    write()
+            assert zoo.entry("net 0").tags == ("a",)
+            with pytest.raises(DataError, match="cannot make the folder"):
+                Zoo(Path(name, "new")).add(OTHER)
+        for path in (Path(name), place, *place.rglob("*")):
+            path.chmod(0o777)
+
+
+@pytest.mark.parametrize("room", [3_000, 20_000])
+def test_a_full_disk_is_told_and_nothing_is_broken(zoo, folder, room):
+    """Room for no file, and for a file but not for the index's log."""
+    zoo.close()
+    start = context()
+    here, there = start.Pipe(duplex=False)
+    child = start.Process(target=adds_with_little_room, args=(str(folder), room, there))
+    child.start()
+    there.close()
+    refused, _, _ = here.recv(), here.recv(), here.recv()
+    child.join()
+    assert isinstance(refused, DataError)
+    assert "has room" in str(refused)
+    assert len(zoo) == 2
+    assert zoo.get("net 0") == REP
+    assert zoo.get("net 2").samples == 32
+    assert zoo.verify() == []
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="needs a folder that cannot be synced")
+def test_a_folder_that_cannot_be_brought_to_the_disk_is_told():
+    with pytest.raises(DataError, match=r"cannot write /proc: .*a disk that works"):
+        folder_store._sync_folder(Path("/proc"))
+
+
+def test_a_folder_that_may_be_entered_but_not_read_is_written_to():
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o333)
+        with ordinary_user():
+            folder_store._sync_folder(Path(name))
+
+
+def test_a_forked_child_opens_the_index_anew(zoo, folder):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            zoo.tag("net 0", "by the child")
+            status = 0 if zoo.get("net 0") == REP else 2
+        os._exit(status)
+    zoo.tag("net 0", "by the parent")
+    zoo.close()
+    assert os.waitpid(child, 0)[1] == 0
+    assert zoo.entry("net 0").tags == ("a", "by the child", "by the parent")

@@ -1,0 +1,232 @@
+"""A zoo in Lance tables: damage, copies, and the index of a large one.
+
+What zoos of both kinds must do is in test_collection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import resemblance as rs
+from resemblance.errors import DataError, FormatError
+from resemblance.zoo import lance_store
+from resemblance.zoo.entry import described
+from resemblance.zoo.kernel_signature import DEPTHS, WIDTH
+from resemblance.zoo.store import Newcomer, exactly_nearest
+from zoo_workers import tiny
+
+pytest.importorskip("lancedb")
+REP, OTHER = tiny(0), tiny(1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "tables"
+
+
+@pytest.fixture
+def zoo(folder):
+    with rs.Zoo(f"lance:{folder}") as found:
+        found.add(REP, tags=["a"])
+        yield found
+
+
+def files(folder, table):
+    return sorted(folder.glob(f"{table}.lance/data/*"))
+
+
+def states(zoo, **options):
+    return [damage.state for damage in zoo.verify(**options)]
+
+
+def reopened(folder):
+    return rs.Zoo(f"lance:{folder}")
+
+
+# -- damage ---------------------------------------------------------------------------------------
+
+
+def test_no_flipped_byte_is_served(zoo, folder):
+    """Of layers, what is read is what was added or an error; some of Lance's bytes mean nothing."""
+    (path,) = files(folder, "layers")
+    whole, told = path.read_bytes(), 0
+    for at in np.linspace(0, len(whole) - 1, 25).astype(int):
+        content = bytearray(whole)
+        content[at] ^= 0x10
+        path.write_bytes(bytes(content))
+        with reopened(folder) as again:
+            try:
+                assert again.get("net 0") == REP
+            except FormatError as error:
+                assert "'net 0'" in str(error)  # noqa: PT017 - it need not be raised
+                assert states(again)[-1] in ("damaged", "missing")
+                told += 1
+    assert told > 12
+    path.write_bytes(whole)
+    assert reopened(folder).verify() == []
+
+
+@pytest.mark.parametrize("table", ["layers", "entries", "tags"])
+@pytest.mark.parametrize("harm", ["truncated", "deleted", "emptied"])
+def test_damaged_tables_are_told(zoo, folder, table, harm):
+    (path,) = files(folder, table)
+    if harm == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[: 100 if harm == "truncated" else 0])
+    with reopened(folder) as again:
+        use = again.get if table == "layers" else again.entry
+        with pytest.raises(FormatError, match=r"lance:"):
+            use("net 0")
+
+
+def test_a_file_that_lance_cannot_read_stops_its_table_and_is_told(zoo, folder):
+    (path,) = files(folder, "layers")
+    zoo.add(OTHER)
+    path.write_bytes(path.read_bytes()[:100])
+    with reopened(folder) as again:
+        assert len(again) == 2
+        for name in ("net 0", "net 1"):
+            with pytest.raises(FormatError, match=f"entry '{name}'"):
+                again.get(name)
+        assert states(again) == ["index", "damaged", "damaged"]
+
+
+def test_what_an_entry_says_is_compared_with_its_layers(zoo):
+    (copy,) = zoo.store._copies()[zoo.entry("net 0").id]
+    facts = lance_store._facts(dataclasses.replace(copy.entry, samples=33))
+    zoo.store._tables.update("entries", "true", {"facts": facts})
+    (damage,) = zoo.verify()
+    assert (damage.state, damage.words[:24]) == ("damaged", "the entry says something")
+
+
+def test_missing_layers_are_told_and_added_again(zoo):
+    zoo.store._tables.delete("layers", "position = 1")
+    assert zoo.get("net 0", layers=[0])[0] == REP[0]
+    with pytest.raises(FormatError, match=r"'net 0'.*l1 is missing"):
+        zoo.get("net 0")
+    assert states(zoo) == ["missing"]
+    before = zoo.entry("net 0")
+    assert zoo.add(REP, tags=["b"]).tags == ("a", "b")
+    assert zoo.get("net 0") == REP
+    assert zoo.verify() == []
+    assert dataclasses.replace(zoo.entry("net 0"), tags=("a",), added=before.added) == before
+
+
+# -- copies ---------------------------------------------------------------------------------------
+
+
+def test_two_copies_are_one_entry(zoo):
+    """As two writers leave it that added the same thing at once."""
+    id = zoo.entry("net 0").id
+    later = dataclasses.replace(REP, made=dataclasses.replace(REP.made, date="2031-01-01"))
+    entry = described(later, tags=(), size=0, trained_on=None)
+    zoo.store._write({lance_store._new_name(): Newcomer(entry, later, {})})
+    assert len(zoo.store._copies([id])[id]) == 2
+    assert [x.id for x in zoo] == [id]
+    assert len(zoo) == 1
+    assert zoo.get("net 0") in (REP, later)
+    assert zoo.tag("net 0", "c").tags == ("a", "c")
+    assert zoo.tag("net 0", remove=["a"]).tags == ("c",)
+    assert zoo.verify() == []
+    (name, _) = (copy.name for copy in zoo.store._copies([id])[id])
+    zoo.store._tables.delete("layers", f"copy = '{name}'")
+    assert zoo.get("net 0") in (REP, later)  # the other one is whole
+    assert zoo.remove("net 0").id == id
+    assert (len(zoo), zoo.verify()) == (0, [])
+
+
+def test_leftovers_are_swept_when_they_are_old(zoo, monkeypatch):
+    for name in (f"{1:016x}{'0' * 16}", lance_store._new_name()):
+        zoo.store._tables.add("layers", {"copy": [name], "position": [0], "content": [b"x"]})
+    assert states(zoo, sweep=True) == ["leftover"] * 2
+    assert states(zoo) == ["leftover"]  # which may be on its way
+    monkeypatch.setattr(lance_store, "_YOUNG", 0.0)
+    time.sleep(0.01)
+    zoo.verify(sweep=True)
+    assert zoo.verify() == []
+    assert zoo.get("net 0") == REP
+
+
+# -- places ---------------------------------------------------------------------------------------
+
+
+def test_places_that_cannot_be_a_zoo(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with rs.Zoo(tmp_path / "plain") as zoo:
+        zoo.add(REP)
+    for place, message in [
+        ("", "after lance:, found nothing"),
+        (tmp_path / "file", "found a file at"),
+        (tmp_path / "plain", "open it without lance:"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            rs.Zoo(f"lance:{place}")
+
+
+# -- search ---------------------------------------------------------------------------------------
+
+
+def made_up_zoo(folder, count, vectors):
+    """Entries with signatures that are given, without recordings worth reading."""
+    zoo = rs.Zoo(f"lance:{folder}")
+    entry = described(REP, tags=(), size=0, trained_on=None)
+    news = {
+        f"{i:032x}": Newcomer(
+            dataclasses.replace(entry, id=f"{i:064x}"), REP, {"features": vectors[i]}
+        )
+        for i in range(count)
+    }
+    zoo.store._write(news)
+    return zoo, entry.group
+
+
+def test_the_nearest_by_an_index_are_nearly_those_of_an_exact_search(tmp_path):
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(20, DEPTHS * WIDTH))
+    vectors = centres[np.arange(400) % 20] + rng.normal(size=(400, DEPTHS * WIDTH))
+    vectors = vectors.astype(np.float16)
+    zoo, group = made_up_zoo(tmp_path / "zoo", 400, vectors)
+    store = zoo.store
+    ids = [f"{i:064x}" for i in range(400)]
+    exact = exactly_nearest([(ids, vectors)], vectors[3], 20)
+    assert store.nearest(group, "features", vectors[3], 20) == exact
+    assert not store._indexed("features")
+    store.index(at_least=1000)
+    assert not store._indexed("features")
+    store.index(at_least=300)
+    assert store._indexed("features")
+    assert not store._indexed("gradients")
+    found = store.nearest(group, "features", vectors[3], 20)
+    assert found[0] == exact[0]
+    assert len({id for id, _ in found} & {id for id, _ in exact}) >= 16
+    cosines = dict(exactly_nearest([(ids, vectors)], vectors[3], 400))
+    assert all(cosine == pytest.approx(cosines[id], abs=1e-6) for id, cosine in found)
+    assert store.nearest("0" * 16, "features", vectors[3], 5) == []
+    assert store.nearest(group, "gradients", vectors[3], 5) == []
+    assert store.nearest(group, "another", vectors[3], 5) == []
+
+
+def test_signatures_come_in_blocks_each_entry_once(zoo):
+    zoo.add_all(map(tiny, range(5)), tags=["b"])
+    group = zoo.entry("net 0").group
+    blocks = list(zoo.store.signatures(group, "features"))
+    assert sum(len(ids) for ids, _ in blocks) == 5
+    assert all(vectors.shape == (len(ids), DEPTHS * WIDTH) for ids, vectors in blocks)
+    zoo.tag("net 3", "c")
+    ((ids, _),) = zoo.store.signatures(group, "features", tag="c")
+    assert ids == [zoo.entry("net 3").id]
+
+
+def test_no_file_of_the_temporary_folder_stays(zoo, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
+    Path(tmp_path / "t").mkdir()
+    with contextlib.suppress(FormatError):
+        zoo.get("net 0")
+    assert list(Path(tmp_path / "t").iterdir()) == []
