@@ -501,7 +501,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     chosen = [r for name in use["chosen on"] for r in rows[name]]
     limits = thresholds(chosen)
     result: dict[str, Any] = {
-        "options": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()},
+        "options": vars(options) | {"images": options.images is not None},
         "networks": use,
         "processor_seconds": seconds,
         "thresholds": limits,

@@ -12,8 +12,8 @@ docs/scale.md,
 
 with its constants from 1,200 and 2,400 samples in one process and from one joining of two parts, is
 then held against the full job, and against a sweep of several networks. It is the processor's
-seconds that it predicts: where others use the machine, the clock's say little. Checkpoints: the
-same pass with as many as there may be, and what was spent on them, as the pass itself counts it.
+seconds that it predicts: where others use the machine, the clock's say little. Checkpoints: a
+pass with 64 buckets with as many as there may be, and what was spent on them by the clock.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def checkpoints(samples: int, every: float) -> dict[str, float]:
         file = Path(folder) / "checkpoint"
         segments.Segments._save = watched  # type: ignore[method-assign]
         try:
-            seconds, _ = timed(samples, checkpoint=(file, every))
+            seconds, _ = timed(samples, checkpoint=(file, every), buckets=64)
         finally:
             segments.Segments._save = own  # type: ignore[method-assign]
     return {

@@ -31,6 +31,8 @@ ORDER = [
     "fisher_rao",
     "task2vec",
     "KernelClassifier",
+    "Zoo",
+    "recommend",
     "ResemblanceError",
 ]
 

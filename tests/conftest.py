@@ -47,6 +47,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.name != SLOW)
 
 
+@pytest.fixture(autouse=True)
+def _as_wide_as_a_pipe(monkeypatch):
+    """Whatever width the caller's terminal, or a library, has put into the environment."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     (tmp_path / "nets.py").write_text(NETWORK)

@@ -20,8 +20,8 @@ from ..representation.representation import Representation
 from .checkpoint_files import CheckpointFiles, Progress, together
 from .pass_sums import PassSums
 
-_TIMES = 49  # as long as writing takes, until it is done, and done again
-_RATE = 1e8  # bytes of accumulators a second, until one was timed
+_TIMES = 49  # as long as writing takes, a pass must have gone on for its share to be a fiftieth
+_RATE = 5e7  # bytes of accumulators a second, until one was timed
 
 
 class Segments:
@@ -36,8 +36,10 @@ class Segments:
         every: float = 60.0,  # seconds
     ) -> None:
         self._begun, self._ended, self._files, self._before = begun, ended, files, before
-        self._every, self._since = every, time.monotonic()
-        self._cost: float | None = None  # seconds that writing took
+        self._every, self._began = every, time.monotonic()
+        self._since = self._began  # the last checkpoint
+        self._cost: float | None = None  # seconds that writing it took
+        self._spent = 0.0  # seconds that writing took in all
         self._blocks: list[int] = []  # of this segment, that are whole
         self.sums = begun()
 
@@ -62,6 +64,7 @@ class Segments:
             self._save()
             self._since = time.monotonic()
             self._cost = self._since - began
+            self._spent += self._cost
 
     def _save(self) -> None:
         """End the segment, write all so far, and begin another."""
@@ -73,8 +76,10 @@ class Segments:
         self.sums.order = order  # which is of the whole stream
 
     def _due(self) -> bool:
+        now, spent = time.monotonic(), self._spent
         cost = self.sums.nbytes / _RATE if self._cost is None else self._cost
-        return time.monotonic() - self._since >= max(self._every, _TIMES * cost)
+        paid_for = now - self._began >= _TIMES * (spent + cost) + spent
+        return paid_for and now - self._since >= self._every
 
     def _close(self) -> None:
         """Add the segment to what came before."""
