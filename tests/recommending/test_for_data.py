@@ -184,7 +184,8 @@ def test_a_reference_without_links_is_said(tmp_path):
 def test_what_is_shown_is_never_run(tmp_path):
     """An address in a zoo is code of a stranger's."""
     mark = tmp_path / "was run"
-    (tmp_path / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\ndef make():\n    return None\n")
+    code = f"open({str(mark)!r}, 'w').close()\ndef make():\n    return None\n"
+    (tmp_path / "evil.py").write_text(code)
     rep = rs.record(network(0), X, name="evil", progress=False)
     address = f"{tmp_path / 'evil.py'}:make"
     with rs.Zoo(tmp_path / "zoo") as zoo:

@@ -17,7 +17,7 @@ Where = Literal["best", "last", "middle", "mean"]
 WITH_LABELS, NO_LABELS = "ridge", "log_ratio"  # the defaults
 _WHERE: dict[str, Where] = {  # of the layers, where each score ranked best
     "ridge": "best",
-    "log_me": "last",
+    "log_me": "best",
     "h_score": "last",
     "shrunk_h_score": "last",
     "trans_rate": "last",
