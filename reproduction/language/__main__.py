@@ -77,7 +77,7 @@ def main(words: Sequence[str] | None = None) -> None:
     for size in STAGES:
         if left := measuring.missing(size):
             print(f"still missing: {', '.join(left)}", flush=True)
-    analysis.write(chosen.out, chosen.out / "language.json", scale, text.facts)
+    analysis.write(chosen.out, chosen.out / "language.json", scale, text.described())
 
 
 if __name__ == "__main__":

@@ -211,7 +211,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if chosen.text:
         from .text import Text
 
-        facts = Text.load(chosen.text).facts
+        facts = Text.load(chosen.text).described()
     write(chosen.folder, chosen.to, QUICK if chosen.quick else FULL, facts)
 
 

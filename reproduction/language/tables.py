@@ -70,35 +70,58 @@ def _measured(content: Content, sizes: Sequence[str]) -> str:
         f"({content['sizes'][size]['loss']:.2f} nats a byte on held-out text)"
         for size in sizes
     )
+    missing = " ".join(
+        f"Of the {size} one there are no results yet for these: {_listed(map(label, kinds))}."
+        for size in sizes
+        if (kinds := _not_measured(content, sizes, size))
+    )
     return (
         f"Measured on byte-level GPT-2s of {nets}, trained on Python source. Beside each base: "
         "copies of it, a twin from another seed, one trained on C headers, an untrained one and a "
-        f"student. All saw the same {scale['sequences']} held-out sequences of {scale['context']} "
-        f"bytes. `python -m reproduction.language` repeats it ({place['device']}, torch "
-        f"{place['torch']}, {place['date']}); this page is made of its results by "
-        "`reproduction.language.tables`."
+        f"student. {missing + ' ' if missing else ''}All saw the same {scale['sequences']} "
+        f"held-out sequences of {scale['context']} bytes. `python -m reproduction.language` "
+        f"repeats it ({place['device']}, torch {place['torch']}, {place['date']}); this page is "
+        "made of its results by `reproduction.language.tables`."
     )
+
+
+def _not_measured(content: Content, sizes: Sequence[str], size: str) -> list[str]:
+    """Kinds of networks that another size has; a block alone has other numbers in each."""
+    kinds = {
+        other: {row["kind"].partition("@")[0] + "@" * ("@" in row["kind"]) for row in rows}
+        for other, rows in ((x, content["sizes"][x]["networks"]) for x in sizes)
+    }
+    return sorted(set().union(*kinds.values()) - kinds[size])
 
 
 def _advice(content: Content, sizes: Sequence[str]) -> str:
     units = _worst_separations(content, sizes)
-    best = max(units, key=lambda unit: units[unit])
-    apart = ", ".join(f"{unit} {value:.1f}" for unit, value in units.items())
+    apart = ", ".join(f"{unit} {value:.0f}" for unit, value in units.items())
     first = content["sizes"][sizes[0]]
     ranked, spans = (
         ", ".join(
             f"{kernel} {_number(_find(first[key], 'tokens', kernel)[what], digits)}"
             for kernel in KERNELS
         )
-        for key, what, digits in (("ranking", "all", 3), ("range", "span", 3))
+        for key, what, digits in (("ranking", "all", 3), ("range", "span", 2))
     )
     twin = _by_kind(content, sizes[0]).get("twin")
+    twins = [_by_kind(content, size).get("twin") for size in sizes]
     lines = [
-        "**Choose the sample.** How many standard errors lie between an 8-bit copy, a 4-bit copy "
-        "and a twin, in the worst case over pairs and sizes and with the best kernel of each kind "
-        f"of sample: {apart}. The most by *{best}*, {_option(content, best)}.",
+        "**Record tokens**, which is what `record` does with a language model. "
+        + "Gradients of a twin, which shares its base's text and nothing else, by kind of sample: "
+        + "; ".join(
+            f"{unit} "
+            + " and ".join(_number(t["scores"][unit]["gradients"]["mean"], 2) for t in twins if t)
+            for unit in UNITS
+        )
+        + ". Over a mean or over all positions at once a stranger looks like a copy. That is a "
+        "matter of range, not of noise: how many standard errors of their difference lie between "
+        "an 8-bit copy, a 4-bit copy and a twin, in the worst case over pairs and sizes and with "
+        f"the best kernel of each kind of sample: {apart}.",
         "**Choose the kernel.** Spearman's ρ of 1 − score with KL over all networks, for tokens: "
-        f"{ranked}. From the closest copy to the farthest their scores fall by: {spans}.",
+        f"{ranked}. By rank they say the same; from the closest copy to the farthest their scores "
+        f"fall by: {spans}. Gradients leave most room between a good copy and a bad one.",
     ]
     if twin:
         scores = ", ".join(f"{k} {_with_error(twin['scores']['tokens'][k])}" for k in KERNELS)
@@ -108,10 +131,21 @@ def _advice(content: Content, sizes: Sequence[str]) -> str:
             "an 8-bit copy as well, for how high a close copy scores."
         )
     lines.append(
-        "**For networks with the same tokens, measure KL too.** It needs both networks at once, or "
-        "all predictions of one; a recording needs neither, and says at which layer."
+        "**For networks with the same tokens, measure KL too.** Two recordings give it as well "
+        "([behaviour](reading.md)), for the tokens that they drew; which layer it comes from is "
+        "what scores by layer say."
     )
     return "\n".join(f"{i}. {line}" for i, line in enumerate(lines, 1))
+
+
+def _listed(words: Iterable[str]) -> str:
+    """Words in a sentence.
+
+    >>> _listed(["one", "two", "three"])
+    'one, two and three'
+    """
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _option(content: Content, unit: str) -> str:
@@ -254,9 +288,16 @@ def _masking(content: Content) -> str:
     else:
         verdict = "By this measure masking is not needed to tell networks apart."
     loss = found["loss"]
+    known = content["text"].get("python", {}).get("nats a byte by frequency")
+    weak = (
+        f" It has learnt little more than how frequent bytes are, which alone gives {known:.2f}: "
+        "what is said here is of a network that makes little of its context."
+        if known is not None and loss > 0.8 * known
+        else ""
+    )
     return "\n\n".join([
-        f"A BERT over bytes ({loss:.2f} nats a masked byte on held-out text), recorded with the "
-        "drawn tokens masked, as `record` does when it is given the tokenizer, and as they are. "
+        f"A BERT over bytes ({loss:.2f} nats a masked byte on held-out text).{weak} Recorded with "
+        "the drawn tokens masked, as `record` does if it has the tokenizer, and as they are. "
         "n_eff and the share of Σ ‖g‖² that the top 1 % of tokens carry are the base's, smallest "
         "and largest over layers.",
         table(head, rows),
@@ -302,6 +343,8 @@ def label(kind: str) -> str:
         return f"{kind.removeprefix('pruned-')} % of the weights pruned"
     if kind.startswith("int"):
         bits, _, block = kind.removeprefix("int").partition("@")
+        if kind.endswith("@"):
+            return f"single blocks rounded to {bits} bits"
         return f"block {block} alone rounded to {bits} bits" if block else f"rounded to {bits} bits"
     return names.get(kind, kind)
 

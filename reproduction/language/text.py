@@ -45,6 +45,13 @@ class Text:
     held: dict[str, np.ndarray]
     facts: dict[str, dict[str, object]]
 
+    def described(self) -> dict[str, dict[str, object]]:
+        """The facts, and what a byte costs whom it is known only how frequent bytes are."""
+        return {
+            kind: {**facts, "nats a byte by frequency": round(entropy(self.held[kind]), 3)}
+            for kind, facts in self.facts.items()
+        }
+
     def save(self, path: Path) -> None:
         arrays = {kind: self.learnt[kind] for kind in KINDS}
         arrays |= {f"{kind}_held": self.held[kind] for kind in KINDS}
@@ -60,6 +67,17 @@ class Text:
                 {kind: file[f"{kind}_held"] for kind in KINDS},
                 json.loads(str(file["facts"])),
             )
+
+
+def entropy(data: np.ndarray) -> float:
+    """Of single bytes, in nats.
+
+    >>> round(entropy(np.array([7, 7, 9, 9])), 3)
+    0.693
+    """
+    share = np.bincount(data) / len(data)
+    share = share[share > 0]
+    return float(-(share * np.log(share)).sum())
 
 
 @dataclass(frozen=True)
