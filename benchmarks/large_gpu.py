@@ -1,6 +1,6 @@
 """What recording costs on language models of a billion parameters and more, as a ratio in one run.
 
-    python -m benchmarks.large_gpu --out benchmarks/results/large_gpu.json [--only 1.1B/512]
+    python -m benchmarks.large_gpu --out benchmarks/results/large_gpu.json [--only 1.1B/512/256]
 
 Llama-shaped networks with random weights in bfloat16, sequences of random tokens, block 128, 16
 tokens of each sequence, all layers. The *bare* pass is the same micro-batches through the same
@@ -91,14 +91,15 @@ def timed(work: Callable[[], Any], device: torch.device) -> tuple[float, float]:
 
 
 def measured(
-    net: nn.Module, case: tuple[str, int, int, int], device: torch.device, repeats: int
+    net: nn.Module, case: tuple[str, int, int, int], device: torch.device, patience: float
 ) -> dict[str, Any]:
     shape, length, sequences, batch = case
     vocabulary = SHAPES[shape]["vocab_size"]
     ids = torch.randint(3, vocabulary, (sequences, length), generator=torch.manual_seed(1))
     times: dict[str, list[float]] = {"bare": [], "record": []}
     memory: dict[str, float] = {}
-    for _ in range(repeats):  # in turn, so that a drift of the clock hits both
+    began = time.perf_counter()
+    while not times["record"] or time.perf_counter() - began < patience:  # in turn: clocks drift
         for name, work in (
             ("bare", lambda: bare(net, ids, batch, device)),
             ("record", lambda: record(net, ids, batch)),
@@ -123,13 +124,19 @@ def measured(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", help="such as 1.1B/512")
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--only", default="", help="such as 1.1B/512")
+    parser.add_argument("--patience", type=float, default=10, help="seconds for a case's runs")
     parser.add_argument("--tiny", action="store_true", help="to see that it runs, on any machine")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cases = [("tiny", 32, 40, 8), ("tiny", 32, 300, 16)] if options.tiny else CASES
-    cases = [x for x in cases if options.only in (None, f"{x[0]}/{x[1]}")]
+    cases = [x for x in cases if f"{x[0]}/{x[1]}/{x[2]}".startswith(options.only)]
+    environment = {
+        "resemblance": rs.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
+    }
     rows, net, at = [], None, None
     for case in cases:
         if at != case[:2]:
@@ -141,16 +148,10 @@ def main() -> None:
             cold, _ = timed(lambda: record(net, few, case[3]), device)  # noqa: B023
             warm, _ = timed(lambda: record(net, few, case[3]), device)  # noqa: B023
             print(f"{at}: {case[3]} sequences cold {cold:.2f} s, again {warm:.2f} s", flush=True)
-        rows.append(measured(net, case, device, options.repeats) | {"cold": round(cold - warm, 2)})
-    environment = {
-        "resemblance": rs.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
-    }
-    if options.out:
-        content = {"block": BLOCK, "environment": environment, "rows": rows}
-        options.out.write_text(json.dumps(content, indent=1) + "\n")
+        rows.append(measured(net, case, device, options.patience) | {"cold": round(cold - warm, 2)})
+        if options.out:
+            content = {"block": BLOCK, "environment": environment, "rows": rows}
+            options.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

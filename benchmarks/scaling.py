@@ -1,6 +1,7 @@
 """Time against processes, what putting their parts together costs, and what checkpoints cost.
 
     OMP_NUM_THREADS=1 python -m benchmarks.scaling [--samples 12000] [--processes 1 2 4]
+    python -m benchmarks.scaling --device cuda --samples 100000    # processes that share a GPU
 
 A network of eight convolutions on images of 3 × 32 × 32, one thread a process, gloo on loopback,
 processes as torchrun starts them. Of each number of processes: seconds of the pass by the clock and
@@ -58,19 +59,19 @@ def images(samples: int) -> Tensor:
     return torch.randn(samples, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
-def timed(samples: int, **options: Any) -> tuple[float, float]:
+def timed(samples: int, device: str = "cpu", **options: Any) -> tuple[float, float]:
     """Seconds of a pass by the clock, and of the processor."""
-    net, data = network(), images(samples)
+    net, data = network().to(device), images(samples)
     began = time.perf_counter(), time.process_time()
     rs.record(net, data, batch_size=128, progress=False, **options)
     return time.perf_counter() - began[0], time.process_time() - began[1]
 
 
-def one_of_several(samples: int) -> None:
+def one_of_several(samples: int, device: str) -> None:
     """In each process: the pass, and of it the joining; the first prints both."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rs.record(network(), images(300), progress=False)  # so that nothing is the first time
+    timed(3000, device)  # so that nothing is the first time
     joining = [0.0, 0.0]
     upwards = several_processes._told_upwards
 
@@ -83,7 +84,7 @@ def one_of_several(samples: int) -> None:
 
     several_processes._told_upwards = watched
     dist.barrier()
-    seconds, busy = timed(samples, shard="ranks")
+    seconds, busy = timed(samples, device, shard="ranks")
     every = [0.0] * dist.get_world_size()
     dist.all_gather_object(every, busy)
     if dist.get_rank() == 0:
@@ -92,9 +93,10 @@ def one_of_several(samples: int) -> None:
     dist.destroy_process_group()
 
 
-def with_processes(count: int, samples: int) -> dict[str, float]:
+def with_processes(count: int, samples: int, device: str = "cpu") -> dict[str, float]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     command += [str(count), "-m", "benchmarks.scaling", "--worker", "--samples", str(samples)]
+    command += ["--device", device]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
@@ -188,6 +190,19 @@ def arithmetic(samples: int, processes: int, each: float, fixed: float, round_: 
     return fixed + samples * each / processes + math.ceil(math.log2(processes)) * round_
 
 
+def share_a_device(options: argparse.Namespace) -> None:
+    """Seconds by the clock of one pass by so many processes on one GPU."""
+    rows = []
+    for count in options.processes:
+        found = with_processes(count, options.samples, options.device)
+        rows.append({"processes": count, **{key: round(value, 3) for key, value in found.items()}})
+        print(rows[-1], flush=True)
+    about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    about |= {"resemblance": rs.__version__, "samples": options.samples}
+    path = options.out.with_stem("scaling_gpu") if options.out == RESULTS else options.out
+    path.write_text(json.dumps({"environment": about, "rows": rows}, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -197,10 +212,14 @@ def main() -> None:
     parser.add_argument("--checkpointed", type=int, default=30_000, help="samples of that pass")
     parser.add_argument("--models", type=int, default=6)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--device", default="cpu", help="one that all processes share")
     parser.add_argument("--worker", action="store_true", help="one process of several")
     options = parser.parse_args()
     if options.worker:
-        one_of_several(options.samples)
+        one_of_several(options.samples, options.device)
+        return
+    if options.device != "cpu":
+        share_a_device(options)
         return
     torch.set_num_threads(1)
     timed(300)

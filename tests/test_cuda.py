@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -345,3 +349,39 @@ def test_layers_on_two_devices():
     found = rs.record(net, networks.texts(40), **options)
     moved.remove()
     assert max(differences(expected, found)) < 3e-4
+
+
+SHARED = """
+import sys
+
+import torch
+import torch.distributed as dist
+
+import networks
+import resemblance as rs
+
+backend, device = sys.argv[1:]
+dist.init_process_group(backend)
+net = networks.seeded(networks.ResNet).to(device)
+data = torch.randn(3000, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+together = rs.record(net, data, shard="ranks", progress=False)
+if dist.get_rank() == 0:
+    alone = rs.record(net, data, progress=False)
+    print(float(rs.compare(together, alone, kernel="gradients").scores.diagonal().min()))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("backend", "count"), [("nccl", 1), ("gloo", 2)])
+def test_processes_that_share_a_gpu_record_what_one_does(backend, count, tmp_path):
+    """Nccl takes one process a device; gloo sends what lies on a GPU by way of the host."""
+    script = tmp_path / "shared.py"
+    script.write_text(SHARED)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    done = subprocess.run(
+        [*launch, str(count), str(script), backend, "cuda"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert float(done.stdout.split()[-1]) > 1 - 1e-6, done.stderr

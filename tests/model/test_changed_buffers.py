@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import networks
 import resemblance as rs
+from resemblance._model import changed_buffers
 from resemblance._model.changed_buffers import ChangedBuffers
 from resemblance._model.weight_hash import of_weights
 from resemblance.errors import ResemblanceWarning
@@ -86,6 +87,14 @@ def assert_back(net, before, same):
         assert value is None or torch.equal(after[name], value), name
 
 
+@pytest.fixture(params=["copied", "watched"])
+def way(request, monkeypatch):
+    """Small buffers are copied beforehand, and large ones watched."""
+    if request.param == "watched":
+        monkeypatch.setattr(changed_buffers, "_COPIED", 0)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_forward_pass_changes_is_put_back(change):
     net = networks.seeded(Keeping, change)
@@ -103,6 +112,7 @@ def test_what_a_forward_pass_changes_is_put_back(change):
     assert net.tied.data_ptr() == net.table[1].data_ptr()
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("change", [name for name in CHANGES if name != "deleted"])
 def test_record_puts_buffers_back(change, gradients):
@@ -131,7 +141,8 @@ class Copies(TorchDispatchMode):
     # of table and tied, which share memory, both are kept
     [("nothing", []), ("counter", [1]), ("view", [4, 12]), ("out", [6])],
 )
-def test_only_what_is_written_is_copied_and_once(change, expected):
+def test_of_large_buffers_only_what_is_written_is_copied_and_once(change, expected, monkeypatch):
+    monkeypatch.setattr(changed_buffers, "_COPIED", 0)
     net = networks.seeded(Keeping, change)
     versions = {name: x._version for name, x in net.named_buffers()}
     with torch.no_grad(), Copies() as copies:
@@ -144,6 +155,20 @@ def test_only_what_is_written_is_copied_and_once(change, expected):
     assert net.idle._version == versions["idle"]
 
 
+@pytest.mark.parametrize("change", ["nothing", "counter"])
+def test_only_what_is_changed_is_written_back(change):
+    """A graph that someone holds may be in need of a buffer as it is."""
+    net = networks.seeded(Keeping, change)
+    versions = {name: x._version for name, x in net.named_buffers()}
+    changed = ChangedBuffers(net)
+    with changed, torch.no_grad():
+        net(X)
+    changed.put_back()
+    moved = {name for name, x in net.named_buffers() if x._version != versions[name]}
+    assert moved == ({"count"} if change == "counter" else set())
+
+
+@pytest.mark.usefixtures("way")
 def test_running_statistics_come_back_in_training_mode():
     net = nn.BatchNorm1d(6).train()
     before = {name: x.clone() for name, x in net.named_buffers()}
@@ -169,6 +194,7 @@ class AdaptedNorm(nn.Module):
         return self.head(y)
 
 
+@pytest.mark.usefixtures("way")
 def test_record_puts_back_statistics_that_are_kept_in_evaluation_mode():
     net = networks.seeded(AdaptedNorm)
     before = {name: x.clone() for name, x in net.named_buffers()}

@@ -128,6 +128,24 @@ def test_features_alone_in_bfloat16():
     assert (plain[0].blocks("features") != found[0].blocks("features")).any()
 
 
+class Chaotic(networks.MLP):
+    """Makes much of little: the last bits of half precision are all that is left in the end."""
+
+    def forward(self, x):
+        return self.fc2((300 * self.fc1(x)).sin())
+
+
+@pytest.mark.slow
+def test_where_rounding_decides_compiled_code_need_only_be_as_near_to_float32():
+    model = networks.seeded(Chaotic)
+    with torch.autocast("cpu", torch.bfloat16):
+        written, found = both(model, VECTORS, layers=["fc1", "fc2"])
+        program = list(compiled_capture._programs.values())[-1]
+    assert not isinstance(program, str)
+    one, two = (rep["fc2"].blocks("features")[4:8] for rep in (written, found))
+    assert (one - two).norm() > 0.2 * one.norm()  # as far apart as that
+
+
 class Choosing(networks.MLP):
     """Does what its inputs say."""
 
@@ -149,6 +167,18 @@ def test_a_network_that_looks_at_its_inputs_is_run_as_written():
     assert len(said) == 1
     written = rs.record(model, VECTORS, **IN_BATCHES)
     assert torch.equal(written[0].blocks("gradients"), found[0].blocks("gradients"))
+
+
+def test_what_could_not_be_compiled_is_not_tried_again(monkeypatch):
+    model = networks.seeded(Choosing, width=3)
+    tried = []
+    monkeypatch.setattr(
+        compiled_capture, "compiled", lambda *args, **kwargs: tried.append(args) or 1 / 0
+    )
+    for _ in range(2):
+        with pytest.warns(ResemblanceWarning, match="run as written: ZeroDivisionError"):
+            rs.record(model, VECTORS, **IN_BATCHES, compile=True)
+    assert len(tried) == 1
 
 
 @pytest.mark.slow

@@ -64,7 +64,9 @@ def test_offloaded_models_are_recorded_like_others(case, offload, gradients, tmp
     first = [parameter.is_meta for parameter in model.parameters()]
     assert any(first)
     found = rs.record(model, data, gradients=gradients, **OPTIONS)
-    stored.assert_same(found, expected)
+    # batch norms whose weights come and go take torch's own way back: a rounding of float32 apart
+    normed = kind is networks.ResNet and gradients
+    stored.assert_same(found, expected, tolerance=1e-6 if normed else 0.0)
     assert found.model == expected.model
     assert [parameter.is_meta for parameter in model.parameters()] == first
 

@@ -12,7 +12,7 @@ import reference
 import resemblance as rs
 from resemblance._ops import packed_kernels
 from resemblance._seeded_random import shuffled
-from resemblance.recording.block_kernels import Rows
+from resemblance.recording import block_kernels, layer_sums
 
 
 def centred_kernels(layer, count):
@@ -123,10 +123,26 @@ def test_a_block_of_one_sample_says_nothing_about_a_mean():
     assert rep.block_sizes == blocked.block_sizes == (8, 8, 8, 8, 1)
 
 
-def test_rows_come_out_as_they_came():
-    rows = Rows()
-    parts = [torch.randn(n, 3) for n in (1, 0, 4, 9, 2)]
-    for part in parts:
-        rows.append(part)
-    assert len(rows) == 16
-    assert torch.equal(rows.whole(), torch.cat(parts))
+@pytest.mark.parametrize("at_once", [0, 30_000, 10**9])
+def test_layers_are_packed_together_as_they_are_alone(at_once, monkeypatch):
+    """As a GPU has it; shapes, shorter blocks and large means may differ between layers."""
+    generator = np.random.default_rng(0)
+    arrays = {
+        "one": generator.normal(size=(1300, 7)),
+        "mean": generator.normal(size=(1300, 7)) + 2,
+        "large mean": generator.normal(size=(1300, 9)) + 1000,
+        "wide": generator.normal(size=(1300, 90)),
+    }
+    alone = rs.record_arrays(arrays, arrays, data_id="x", block=50, buckets=32)
+    monkeypatch.setitem(block_kernels._PACKED_AT_ONCE, "cpu", at_once)
+    monkeypatch.setitem(layer_sums._FORMED_AT_ONCE, "cpu", at_once)
+    packed = block_kernels.pack
+    monkeypatch.setattr(block_kernels, "pack", lambda layers: None)  # not before the end
+    monkeypatch.setattr(layer_sums, "pack", packed)
+    together = rs.record_arrays(arrays, arrays, data_id="x", block=50, buckets=32)
+    for one, two in zip(alone, together, strict=True):
+        for kind in one.kinds:
+            assert one.recorded(kind).blocks == two.recorded(kind).blocks
+        buckets = [x.recorded("features").buckets for x in (one, two)]
+        torch.testing.assert_close(buckets[0].diagonal, buckets[1].diagonal)
+        assert (buckets[0].triangle.int() - buckets[1].triangle.int())[:, 2].abs().max() <= 1

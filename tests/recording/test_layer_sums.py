@@ -10,7 +10,8 @@ import networks
 import resemblance as rs
 from resemblance._ops import coordinate_sketch
 from resemblance._seeded_random import shuffled
-from resemblance.recording.layer_sums import LayerSums, Plan
+from resemblance.recording.layer_sums import LayerSums, Plan, finish
+from resemblance.recording.norms_and_products import NormsAndProducts
 from resemblance.representation.settings import Settings
 
 G = torch.Generator().manual_seed(0)
@@ -94,20 +95,23 @@ def summed(spans, gradients=True, blocks=64, spoil=False):
         beta=0.5 if gradients else None,
         elementwise=gradients,
     )
-    sums = LayerSums("x", (6,), 6, settings)
+    sums, moments = LayerSums("x", (6,), 6, settings), NormsAndProducts()
     h, s = rs.CountSketch(16).assign(range(20))
     for start, stop in spans:
         f, g = F_ROWS[start:stop].clone(), G_ROWS[start:stop].clone()
         kept = [(0, stop - start)] if start // 10 < blocks else []
         whole = stop - start == 10
         plan = Plan((h[start:stop], s[start:stop]), kept, parted=not whole, ends=stop % 10 == 0)
-        sums.add(f, g if gradients else None, plan)
+        norms, inner = sums.add(f, g if gradients else None, plan)
+        keys = sorted((kind, 0) for kind in norms)
+        rows = torch.stack([norms[kind] for kind, _ in keys])
+        moments.add(keys, rows, None if inner is None else inner[None])
         if spoil:
             f.zero_()
-    sums.finish(20)
+    finish([sums], 20)
     return sums.result(
         sizes=(10, 10),
-        places=torch.arange(20),
+        moments=moments.result(torch.arange(20))[0],
         signs=torch.zeros(16),
         sketch_signs=torch.zeros(128),
         keep_sums=True,
@@ -142,31 +146,6 @@ def test_parts_of_blocks_that_are_not_kept_leave_no_kernel():
     layer = summed(PARTS[0], blocks=1)
     assert layer.blocks("features").shape == (1, 10, 10)
     assert layer.features.trace == pytest.approx(float(F_ROWS.square().sum()), rel=1e-6)
-
-
-# -- norms ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", [{}, {"batch_size": 7}, {"blocks": 2}, {"block": 100}], ids=str)
-def test_the_norm_of_each_sample_lies_at_its_place_in_the_order(options):
-    x, g = np.random.default_rng(0).normal(size=(2, 2000, 5))
-    x[17] = np.nan
-    rep = rs.record_arrays(x, g, data_id="x", on_bad="skip", **options)
-    order = shuffled(2000, 0)
-    for kind, rows in (("features", x), ("gradients", g)):
-        expected = (rows[order] ** 2).sum(1)
-        expected[order == 17] = np.nan
-        found = rep["features"].recorded(kind).norms.numpy()
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-def test_only_so_many_norms_are_kept(monkeypatch):
-    monkeypatch.setattr("resemblance.recording.layer_sums.NORMS_KEPT", 1500)
-    x = np.random.default_rng(0).normal(size=(2000, 5))
-    whole = rs.record_arrays(x, data_id="x")
-    assert len(whole["features"].features.norms) == 1500
-    merged = rs.merge(rs.record_arrays(x, data_id="x", shard=(i, 3)) for i in range(3))
-    assert torch.equal(merged["features"].features.norms, whole["features"].features.norms)
 
 
 # -- the sketch in coordinates ---------------------------------------------------------------------

@@ -32,7 +32,7 @@ def is_altered(module: nn.Module) -> bool:
     >>> is_altered(nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)))
     True
     """
-    parts = dict(module.named_children())
+    parts = {name: part for name, part in module._modules.items() if part is not None}
     if _BASE in parts:
         base = parts[_BASE]
         return is_altered(base) or not any(True for _ in base.children())
@@ -64,7 +64,7 @@ def matrices(modules: Mapping[str, nn.Module]) -> dict[str, int]:
 
     def of(module: nn.Module) -> set[int]:
         if id(module) not in known:
-            own = {id(p) for p in module.parameters(recurse=False) if p.ndim > 1}
+            own = {id(p) for p in _own_parameters(module) if p.ndim > 1}
             parts = map(of, module.children())
             known[id(module)] = {id(module)} if is_altered(module) else own.union(*parts)
         return known[id(module)]
@@ -74,12 +74,17 @@ def matrices(modules: Mapping[str, nn.Module]) -> dict[str, int]:
 
 def has_matrices(module: nn.Module) -> bool:
     """Whether it has weight matrices of its own."""
-    return is_altered(module) or any(p.ndim > 1 for p in module.parameters(recurse=False))
+    return is_altered(module) or any(p.ndim > 1 for p in _own_parameters(module))
+
+
+def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Those of `parameters(recurse=False)`, which takes long to begin: each module asks often."""
+    return [parameter for parameter in module._parameters.values() if parameter is not None]
 
 
 def _is_packed(module: nn.Module) -> bool:
     """Whether it is a linear layer or a convolution whose weights are no parameters, as in int8."""
-    if any(True for _ in module.parameters(recurse=False)):
+    if _own_parameters(module):
         return False
     names = ("in_features", "out_features"), ("in_channels", "out_channels")
     return any(all(isinstance(getattr(module, n, None), int) for n in pair) for pair in names)
@@ -104,7 +109,7 @@ def is_quantised(module: nn.Module) -> bool:
     return _is_packed(module) or any(
         not weight.is_floating_point()
         or (is_traceable_wrapper_subclass(weight) and not is_spread(weight))
-        for weight in module.parameters(recurse=False)
+        for weight in _own_parameters(module)
     )
 
 

@@ -121,11 +121,32 @@ def compiled(
         with _put_back(model):
             graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*every)
         _refuse_weights_inside(graph, weights)
-        tolerance = _tolerance(every)
+        tolerance = _coarsest(every) ** 0.25
         with torch.no_grad(), _as_traced(every):
             options = {"triton.cudagraphs": False}
             code = torch._inductor.compile(graph, every, options=options)
     return Program(code, taps, sees, tolerance)
+
+
+def in_float32(
+    model: nn.Module, one_batch: OneBatch, weights: dict[str, Tensor], inputs: Inputs, *, sees: bool
+) -> tuple[list[Tapped], Tensor | None]:
+    """What a batch gives as written, with weights and samples in no less than float32."""
+    given = {f"model.{name}": _widened(weight) for name, weight in weights.items()}
+    every = [*weights.values(), *inputs.tensors]
+    batch = inputs.of([_widened(x) for x in inputs.tensors])
+    with _as_traced(every):
+        found, logits = torch.func.functional_call(_Around(model, one_batch, sees), given, batch)
+    return found, logits[0] if sees else None
+
+
+def is_coarse(tensors: Sequence[Tensor]) -> bool:
+    """Whether anything is computed in less than float32."""
+    return _coarsest(tensors) > torch.finfo(torch.float32).eps
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.float() if x.is_floating_point() and x.element_size() < 4 else x
 
 
 class _Around(nn.Module):
@@ -189,12 +210,13 @@ def _refuse_weights_inside(graph: torch.fx.GraphModule, weights: dict[str, Tenso
                 raise LayerError(f"the network reaches its weight {name!r} around its parameters")
 
 
-def _tolerance(tensors: Sequence[Tensor]) -> float:
+def _coarsest(tensors: Sequence[Tensor]) -> float:
+    """The relative rounding of the coarsest dtype that is computed in."""
     dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     for kind in {tensor.device.type for tensor in tensors}:
         if torch.is_autocast_enabled(kind):
             dtypes.add(torch.get_autocast_dtype(kind))
-    return max((torch.finfo(dtype).eps for dtype in dtypes), default=1e-7) ** 0.25
+    return max((torch.finfo(dtype).eps for dtype in dtypes), default=1e-7)
 
 
 def surroundings(tensors: Sequence[Tensor]) -> Hashable:

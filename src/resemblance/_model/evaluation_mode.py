@@ -17,6 +17,7 @@ from torch import nn
 
 from ..errors import ResemblanceError
 from .altered_layers import refused_backward
+from .frozen_norms import frozen_norms
 from .offloaded_weights import fetched_again
 from .recomputed_layers import recomputed
 
@@ -77,6 +78,7 @@ def untouched(model: nn.Module, *, frozen: bool = True) -> Iterator[None]:
                 module.training, module.dropout = True, 0.0
         if frozen:
             undo.enter_context(_frozen(model))
+            undo.enter_context(frozen_norms(model))
             undo.enter_context(fetched_again(model))
             undo.enter_context(refused_backward(model))
             undo.enter_context(recomputed(model))

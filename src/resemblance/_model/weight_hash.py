@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .._ops.mixed_words import mixed_sum
 from .call_trace import plain_name
 from .evaluation_mode import unwrap
 from .offloaded_weights import Read, readers
@@ -17,10 +18,6 @@ from .spread_weights import is_spread, whole
 
 _WEIGHTS = 4096  # read of a parameter
 _ON_CPU, _ELSEWHERE = 2**19, 2**25  # bytes mixed at a time: a cache's worth, and a GPU's
-# of SplitMix64, as int64
-_GOLDEN, _FIRST, _SECOND = (
-    x - 2**64 for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
 
 
 def of_weights(model: nn.Module) -> str:
@@ -64,10 +61,10 @@ def _some_bytes(weight: Tensor) -> Tensor:  # uint8
 def of_all_weights(model: nn.Module) -> str:
     """A digest of names, dtypes, shapes and every byte of the weights, alike on all devices.
 
-    Eight bytes at a time are mixed with their place and added up modulo 2⁶⁴, where they lie. The
-    mixing is a bijection, so that one changed word is always seen; any other change is missed once
-    in 2⁶⁴. Weights without bytes (on the meta device, offloaded nowhere) count by name, dtype and
-    shape; those that are offloaded or spread over processes are read whole, one at a time.
+    Eight bytes at a time are mixed with their place and added up modulo 2⁶⁴, where they lie: one
+    changed word is always seen, and any other change missed once in 2⁶⁴. Weights without bytes (on
+    the meta device, offloaded nowhere) count by name, dtype and shape; those that are offloaded or
+    spread over processes are read whole, one at a time.
     """
     model = unwrap(model)
     found = {plain_name(name): weight for name, weight in _state(model).items()}
@@ -79,7 +76,7 @@ def of_all_weights(model: nn.Module) -> str:
     sums: dict[torch.device, Tensor | int] = {}
     place = 0
     for words in _words(_whole(name, weight, elsewhere) for name, weight in weights):
-        sums[words.device] = sums.get(words.device, 0) + _mixed(words, place).sum()
+        sums[words.device] = sums.get(words.device, 0) + mixed_sum(words, place)
         place += len(words)
     total = sum(int(each) for each in sums.values()) % 2**64  # one copy back from each device
     digest.update(total.to_bytes(8, "little"))
@@ -105,18 +102,24 @@ def _whole(name: str, weight: Tensor, elsewhere: Mapping[str, Read]) -> Tensor:
 
 
 def _words(weights: Iterable[Tensor]) -> Iterator[Tensor]:  # each (n,), int64
-    """A copy of all bytes in order: many small weights at once, a large one in parts."""
+    """All bytes in order: many small weights at once, a large one in parts."""
     waiting: list[Tensor] = []
     size = 0
     for piece in (piece for weight in weights for piece in _pieces(weight)):
         full = size + len(piece) > _at_once(piece)
         if waiting and (full or piece.device != waiting[0].device):
-            yield torch.cat(waiting).view(torch.int64)
+            yield _joined(waiting)
             waiting, size = [], 0
         waiting.append(piece)
         size += len(piece)
     if waiting:
-        yield torch.cat(waiting).view(torch.int64)
+        yield _joined(waiting)
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:  # (n,) int64
+    """Pieces in a row; a single one is read where it lies, if it lies at a whole word."""
+    alone = len(pieces) == 1 and pieces[0].storage_offset() % 8 == 0
+    return (pieces[0] if alone else torch.cat(pieces)).view(torch.int64)
 
 
 def _pieces(weight: Tensor) -> Iterator[Tensor]:  # each (n,), uint8
@@ -137,16 +140,3 @@ def _pieces(weight: Tensor) -> Iterator[Tensor]:  # each (n,), uint8
 
 def _at_once(x: Tensor) -> int:
     return _ON_CPU if x.device.type == "cpu" else _ELSEWHERE
-
-
-def _mixed(words: Tensor, place: int) -> Tensor:  # (n,), int64; written over
-    """Each word and its place through the finaliser of SplitMix64."""
-    words += torch.arange(place, place + len(words), device=words.device).mul_(_GOLDEN)
-    words = words.bitwise_xor_(_shifted(words, 30)).mul_(_FIRST)
-    words = words.bitwise_xor_(_shifted(words, 27)).mul_(_SECOND)
-    return words.bitwise_xor_(_shifted(words, 31))
-
-
-def _shifted(words: Tensor, by: int) -> Tensor:
-    """To the right with zeros coming in, where int64 brings in the sign."""
-    return (words >> by).bitwise_and_(2 ** (64 - by) - 1)

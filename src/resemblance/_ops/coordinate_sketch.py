@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .._seeded_random import COLUMN, FOLD_SIGN, below, bits
 from .count_sketch import CountSketch
+from .device_copies import without_waiting
 from .feature_fold import Fold
 
 ROWS, COLUMNS = 128, 256
@@ -88,6 +89,6 @@ def forget() -> None:
 
 @functools.lru_cache(maxsize=2)  # most layers share one
 def _dense(width: int, mixed: bool, signed: bool, seed: int, device: torch.device) -> Tensor:
-    at, signs = (x.to(device) for x in _places(width, mixed, signed, seed))
+    at, signs = (without_waiting(x, device) for x in _places(width, mixed, signed, seed))
     dense = torch.zeros(width, COLUMNS, dtype=torch.float64, device=device)
     return dense.scatter_(1, at[:, None], signs[:, None])

@@ -86,11 +86,12 @@ def add_to_buckets(
 
 
 def bucket_kernel(
-    table: Tensor,  # (M, D): F̃
-    total: Tensor,  # (D,): the sum of all samples
+    table: Tensor,  # (..., M, D): F̃
+    total: Tensor,  # (..., D): the sum of all samples
     count: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """F̃F̃ᵀ as packed triangle and diagonal, F̃ f̄ and ‖f̄‖² with f̄ the mean, where they lie."""
     mean = total.double() / count
     wide = table.double() if table.is_cuda else table  # a GPU may round float32 products
-    return *pack24(wide @ wide.T), table @ mean.float(), mean @ mean
+    along = (table @ mean.float()[..., None])[..., 0]
+    return *pack24(wide @ wide.mT), along, mean.square().sum(-1)

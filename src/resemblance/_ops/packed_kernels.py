@@ -84,9 +84,14 @@ def _correlations(kernel: Tensor) -> tuple[Tensor, Tensor]:  # (..., n, n) -> (.
     # A row of zeros has no direction: its correlations are zero, and so are its kernel entries.
     inverse = torch.where(diagonal > 0, diagonal.rsqrt(), 0.0)
     square = (kernel.double() * inverse[..., None]).mul_(inverse[..., None, :])
-    rows, columns = lower(kernel.shape[-1], kernel.device)
-    triangle = square.flatten(-2).index_select(-1, rows * kernel.shape[-1] + columns)
+    triangle = square.flatten(-2).index_select(-1, _flat_lower(kernel.shape[-1], kernel.device))
     return triangle.clamp_(-1, 1), diagonal.float()
+
+
+@functools.lru_cache(maxsize=4)
+def _flat_lower(size: int, device: torch.device) -> Tensor:
+    rows, columns = lower(size, device)
+    return rows * size + columns
 
 
 def without_mean(kernel: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,7 +116,7 @@ def without_mean(kernel: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor
 def pack16(kernel: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Blocks (..., n, n), n ≤ size, as int16 triangles (..., size·(size-1)/2) and diagonals."""
     triangle, diagonal = _correlations(kernel)
-    packed = (triangle * _ONE16).round_().short()
+    packed = triangle.mul_(_ONE16).round_().short()
     missing = size * (size - 1) // 2 - packed.shape[-1]
     return F.pad(packed, (0, missing)), F.pad(diagonal, (0, size - diagonal.shape[-1]))
 
@@ -138,10 +143,10 @@ def squares(triangles: Tensor, diagonal: Tensor) -> Tensor:
 
 
 def pack24(kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """A kernel (n, n) as three little-endian bytes an entry (t, 3) and a float32 diagonal."""
+    """Kernels (..., n, n) as three little-endian bytes an entry (..., t, 3) and diagonals."""
     triangle, diagonal = _correlations(kernel)
-    fixed = (triangle * _ONE24).round_().int()
-    return torch.stack([fixed >> at & 0xFF for at in (0, 8, 16)], -1).to(torch.uint8), diagonal
+    fixed = triangle.mul_(_ONE24).round_().int()
+    return torch.stack([fixed, fixed >> 8, fixed >> 16], -1).to(torch.uint8), diagonal
 
 
 def unpack24(triangle: Tensor, diagonal: Tensor) -> Tensor:

@@ -8,21 +8,27 @@ hides, else off the kernel, where packing would.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._ops.device_copies import without_waiting
 from .._ops.gram_matrices import grams
 from .._ops.packed_kernels import pack16, without_mean
 from ..representation.layer import Blocks, Kind, Whole
 from ..representation.settings import Settings
+from .growing_rows import Rows
 from .waiting_vectors import WaitingRoom
 
 _WAITING_BYTES = 2**30  # of one layer's vectors: more are not kept for the kernel of all samples
 _LARGE_MEAN = 0.9  # of a trace: float32 products begin to lose what it hides
 _ROWS_TO_JUDGE = 8  # by which a mean is called large
+# bytes of kernels, of several layers, by device; ten times that while at it, so that elsewhere, in
+# a processor's cache, there is room for those of one layer
+_PACKED_AT_ONCE = {"cuda": 2**26}
 
 Vectors = dict[Kind, Tensor]  # each (n, d)
 Spans = list[tuple[int, int]]  # rows [start, stop) of each block
@@ -54,7 +60,8 @@ class BlockKernels:
         self._apart: dict[Kind, bool] = {}  # whether means are taken off the vectors themselves
         self._loose: dict[Kind, list[_Kernels]] = {}
         self._packed: dict[Kind, tuple[Rows, ...]] = {}  # triangles, diagonals, offsets
-        self.shares: dict[Kind, Tensor] = {}  # the largest of a trace that a mean carries
+        # shares of traces that means carry, of blocks large enough to tell
+        self._shares: dict[Kind, list[Tensor]] = {}
 
     def wait(self, vectors: Vectors) -> None:
         """Keep a part of a block until the rest has come."""
@@ -79,10 +86,9 @@ class BlockKernels:
         self.add({kind: x.flatten(0, 1) for kind, x in joined.items()}, spans, size or count)
 
     def add(self, vectors: Vectors, spans: Spans, size: int | None = None) -> Vectors:
-        """Gram matrices (blocks, B, B), packed at once on a CPU, all together on a GPU.
+        """Gram matrices (blocks, B, B), packed at once on a CPU, with all others on a GPU.
 
-        A GPU would spend more time on being told to pack a block than on everything else. Returns
-        those whose diagonals are the squared norms.
+        Returns those whose diagonals are the squared norms.
         """
         out: Vectors = {}
         size = size or self._settings.block
@@ -102,10 +108,10 @@ class BlockKernels:
                 kernel, offset = out[kind], None
             held = self._loose.get(kind, [])
             if held and (held[-1].offset is None) != (offset is None):
-                self._pack()
+                pack([self])
             self._loose.setdefault(kind, []).append(_Kernels(kernel, counts, offset))
-        if not vectors["features"].is_cuda or not spans:
-            self._pack()
+        if not vectors["features"].is_cuda:
+            pack([self])
         return out
 
     def _judge(self, vectors: Vectors, kernels: Vectors, counts: list[int]) -> None:
@@ -121,34 +127,32 @@ class BlockKernels:
         for kind, mean in zip(open_, means, strict=True):
             self._apart[kind] = mean > _LARGE_MEAN
 
-    def _pack(self) -> None:
-        for kind, parts in self._loose.items():
-            size = parts[0].kernel.shape[-1]
-            kernel = torch.cat([part.kernel for part in parts])
-            if parts[0].offset is None:
-                counts = torch.tensor([n for part in parts for n in part.counts])
-                kernel, offset, share = without_mean(kernel, counts.to(kernel.device))
-                enough = torch.where(counts.to(share.device) < _ROWS_TO_JUDGE, 0.0, share)
-                if len(share):
-                    most = self.shares.get(kind, share.new_zeros(()))
-                    self.shares[kind] = torch.maximum(most, enough.amax())
-            else:
-                offset = torch.cat([part.offset for part in parts if part.offset is not None])
-            rows = self._packed.setdefault(kind, (Rows(), Rows(), Rows()))
-            new = (*pack16(kernel, size), offset.float())
-            for row, values in zip(rows, new, strict=True):
-                row.append(values)
-        self._loose = {}
+    def loose(self) -> list[tuple[Kind, list[_Kernels]]]:
+        """Kernels that wait to be packed, which are handed over."""
+        waiting, self._loose = self._loose, {}
+        return list(waiting.items())
+
+    def packed(self, kind: Kind, new: Sequence[Tensor], shares: Tensor | None) -> None:
+        """Take in triangles, diagonals and offsets, and shares of means where they were judged."""
+        rows = self._packed.setdefault(kind, (Rows(), Rows(), Rows()))
+        for row, values in zip(rows, new, strict=True):
+            row.append(values)
+        if shares is not None and len(shares):
+            self._shares.setdefault(kind, []).append(shares)
+
+    @property
+    def shares(self) -> dict[Kind, Tensor]:
+        """The largest share of a block's trace that its mean carries."""
+        return {kind: torch.cat(parts).amax() for kind, parts in self._shares.items()}
 
     def finish(self) -> None:
-        """Pack what is left, where it lies, without waiting for it."""
+        """Have all that is left wait to be packed."""
         if self.all_wait:
             self._add_waiting()
         size = self._settings.block
         if self._settings.blocks and not self._packed and not self._loose:
             nothing = _Kernels(torch.zeros(0, size, size), [], None)
             self._loose = {kind: [nothing] for kind in self._kinds}
-        self._pack()
 
     def result(self, kind: Kind, sizes: tuple[int, ...]) -> tuple[Blocks | None, Whole | None]:
         """What was kept of a kind, as blocks of these sizes or as the kernel of all samples."""
@@ -157,6 +161,45 @@ class BlockKernels:
         triangle, diagonal, offset = (rows.whole().cpu() for rows in self._packed[kind])
         kept = Blocks(triangle, diagonal, offset if offset.any() else None)
         return (None, Whole(kept, sizes)) if self.all_wait else (kept, None)
+
+
+def pack(layers: Iterable[BlockKernels]) -> None:
+    """Pack the kernels that wait, of several layers together, where they lie.
+
+    A GPU would spend more time on being told to pack a block than on everything else.
+    """
+    groups: dict[object, list[tuple[BlockKernels, Kind, list[_Kernels]]]] = {}
+    for layer in layers:
+        for kind, parts in layer.loose():
+            first = parts[0]
+            like = first.kernel.shape[-1], first.kernel.device, first.offset is None
+            groups.setdefault(like, []).append((layer, kind, parts))
+    for group in groups.values():
+        each = max(sum(part.kernel.nbytes for part in parts) for _, _, parts in group)
+        device = group[0][2][0].kernel.device
+        step = max(1, _PACKED_AT_ONCE.get(device.type, 0) // max(1, each))
+        for start in range(0, len(group), step):
+            some = group[start : start + step]
+            found, shares = _packed([part for _, _, parts in some for part in parts])
+            sizes = [sum(len(part.counts) for part in parts) for _, _, parts in some]
+            splits = zip(*(x.split(sizes) for x in found), strict=True)
+            of_means = shares.split(sizes) if shares is not None else [None] * len(some)
+            for (layer, kind, _), new, share in zip(some, splits, of_means, strict=True):
+                layer.packed(kind, new, share)
+
+
+def _packed(parts: Sequence[_Kernels]) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    """Triangles, diagonals and offsets of kernels; shares of their means if these are taken off."""
+    kernel = torch.cat([part.kernel for part in parts])
+    share = None
+    if parts[0].offset is None:
+        counts = torch.tensor([n for part in parts for n in part.counts])
+        counts = without_waiting(counts, kernel.device)
+        kernel, offset, share = without_mean(kernel, counts)
+        share = torch.where(counts < _ROWS_TO_JUDGE, 0.0, share)
+    else:
+        offset = torch.cat([part.offset for part in parts if part.offset is not None])
+    return (*pack16(kernel, kernel.shape[-1]), offset.float()), share
 
 
 def _grams_without_mean(
@@ -172,31 +215,3 @@ def _grams_without_mean(
         u = rows @ mean - mean @ mean / 2
         offsets.append(F.pad(u, (0, size - len(u))))
     return torch.cat(kernels), torch.stack(offsets)
-
-
-class Rows:
-    """Rows that come a few at a time, side by side in memory that doubles when it is full.
-
-    A list of small pieces would fragment the heap: strewn among a network's tensors, which come and
-    go, they would keep the C library from using the gaps between them again.
-    """
-
-    def __init__(self) -> None:
-        self._rows, self._count = torch.empty(0), 0
-
-    def append(self, new: Tensor) -> None:
-        total = self._count + len(new)
-        if not self._count:
-            self._rows = new
-        elif total > len(self._rows):
-            full, self._rows = self._rows, new.new_empty(2 * total, *new.shape[1:])
-            self._rows[: self._count] = full[: self._count]
-        if self._count:
-            self._rows[self._count : total] = new
-        self._count = total
-
-    def __len__(self) -> int:
-        return self._count
-
-    def whole(self) -> Tensor:
-        return self._rows[: self._count].clone()

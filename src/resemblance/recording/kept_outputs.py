@@ -101,7 +101,7 @@ class KeptOutputs:
 
     def _group_of(self, z: Tensor) -> Tensor:
         if z.device not in self._groups:
-            self._groups[z.device] = group_of(z.shape[-1]).to(z.device)
+            self._groups[z.device] = without_waiting(group_of(z.shape[-1]), z.device)
         return self._groups[z.device]
 
     def result(self) -> Outputs | None:

@@ -2,13 +2,13 @@
 
 Per batch and layer, the features f (n, d) and gradients g (n, d) are read a few times: for exact
 Gram matrices inside each block (`block_kernels`), for the buckets F̃, G̃ (M × min(d, max_dim)) and
-the sketch in coordinates, and for sums over samples. Nothing here grows with the number of samples
-but the blocks and the squared norms, both of which are bounded.
+the sketch in coordinates, and for squared norms and inner products, which are handed on. Nothing
+here grows with the number of samples but the blocks, which are bounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,22 +18,13 @@ from .._ops import fused_sketch
 from .._ops.coordinate_sketch import ROWS, WIDTH, columns, from_buckets
 from .._ops.count_sketch import add_to_buckets, bucket_kernel
 from .._ops.feature_fold import Fold
-from ..representation.layer import (
-    NORMS_KEPT,
-    Buckets,
-    Kind,
-    Layer,
-    Products,
-    Recorded,
-    Sketch,
-    Sums,
-)
+from ..representation.layer import Buckets, Kind, Layer, Recorded, Sketch, Sums
 from ..representation.settings import Settings
-from .block_kernels import BlockKernels, Rows, Vectors
+from .block_kernels import BlockKernels, Vectors, pack
+from .norms_and_products import OfLayer
 from .waiting_vectors import WaitingRoom
 
-# Batches whose norms a GPU sums up together. On a CPU nothing small waits, as with `Rows`.
-_BATCHES_HELD = 32
+_FORMED_AT_ONCE = {"cuda": 2**27}  # bytes of accumulators, of several layers, by device
 
 
 @dataclass(frozen=True)
@@ -56,9 +47,10 @@ class Plan:
 
 
 class LayerSums:
-    """Blocks, buckets, sketch and moments of one layer: `add` batches, `finish`, take the `result`.
+    """Blocks, buckets and sketch of one layer: `add` batches, `finish`, take the `result`.
 
-    All layers are finished before any result is taken, so that a GPU is told everything first.
+    Layers are finished together, before any result is taken, so that a GPU is told everything
+    first.
     """
 
     def __init__(
@@ -86,12 +78,13 @@ class LayerSums:
         self._folds: dict[int, Fold] = {}  # by width
         # by what is sketched and whether into rows: the table (M or 128, width), total (width,)
         self._tables: dict[tuple[Kind, bool], tuple[Tensor, Tensor]] = {}
-        self._norms: list[tuple[Vectors, Tensor | None]] = []  # of late batches, with their ⟨f, g⟩
-        self._each_norm: dict[Kind, Rows] = {}
-        self._moments: dict[str, Tensor] = {}
+        self._buckets: dict[Kind, Sequence[Tensor]] = {}  # triangle, diagonal, F̃ f̄, ‖f̄‖²
+        self._sketched: dict[Kind, Sketch] = {}
 
-    def add(self, features: Tensor, gradients: Tensor | None, plan: Plan) -> Vectors:
-        """Take in a batch (n, d); returns squared norms (n,), finite where the samples are."""
+    def add(
+        self, features: Tensor, gradients: Tensor | None, plan: Plan
+    ) -> tuple[Vectors, Tensor | None]:
+        """Take in a batch (n, d); returns squared norms (n,), finite if samples are, and ⟨f, g⟩."""
         device = torch.cuda.device_of(features)  # Triton launches on the current one
         with device, torch.autocast(features.device.type, enabled=False), torch.no_grad():
             self._dtype, self._device = features.dtype, features.device
@@ -116,12 +109,9 @@ class LayerSums:
                 norms, inner = self._add_fused(vectors, plan)
             else:
                 norms, inner = self._add_plain(vectors, kernels, plan)
-            self._norms.append((norms, inner))
             if plan.parted and plan.ends:
                 self.end_block()
-            if len(self._norms) == (_BATCHES_HELD if features.is_cuda else 1):
-                self._add_moments()
-            return norms
+            return norms, inner
 
     def end_block(self) -> None:
         """The parts that wait are a whole block."""
@@ -214,45 +204,21 @@ class LayerSums:
             self._tables[kind, into_rows] = table, total
         return self._tables[kind, into_rows]
 
-    def _add_moments(self) -> None:
-        """Sums over the samples of the batches held, in float64 on the device."""
-        if not self._norms:
-            return
-        every, inners = zip(*self._norms, strict=True)
-        norms = {kind: torch.cat([each[kind] for each in every]).double() for kind in every[0]}
-        values = {f"trace_{kind}": norm for kind, norm in norms.items()}
-        if inners[0] is not None:
-            inner = torch.cat(inners).double()
-            values["norms"] = norms["features"] * norms["gradients"]
-            values |= {"inner": inner, "inner_squared": inner**2, "inner_fourth": inner**4}
-        for key, value in values.items():
-            self._moments[key] = self._moments.get(key, 0) + value.sum()
-        for kind, norm in norms.items():
-            each = self._each_norm.setdefault(kind, Rows())
-            if kind != "elementwise" and len(each) < NORMS_KEPT:
-                each.append(norm.float())
-        self._norms = []
-
-    def finish(self, count: int) -> None:
-        """Form everything that a Representation holds, where it lies, without waiting for it."""
-        self._add_moments()
+    def _end(self) -> dict[Kind, tuple[Tensor, Tensor]]:
+        """Buckets and totals of which kernels are to be formed, in the order of slots."""
         assert self._blocks is not None
         with self._plain_arithmetic():
             self._blocks.finish()
-        self._buckets: dict[Kind, Sequence[Tensor]] = {}
-        self._sketched: dict[Kind, Sketch] = {}
         for (kind, into_rows), (table, total) in self._tables.items():
             order = self._fold(into_rows, table.device).in_order
             self._tables[kind, into_rows] = order(table), order(total)
         for kind in self._kinds:
-            buckets, rows = (self._tables.get((kind, into_rows)) for into_rows in (False, True))
-            if buckets is not None:
-                *kernel, self._moments[f"mean_{kind}"] = bucket_kernel(*buckets, count)
-                self._buckets[kind] = kernel
-                if self._nested:
-                    rows = from_buckets(buckets[0]), buckets[1]
+            rows, buckets = (self._tables.get((kind, into_rows)) for into_rows in (True, False))
+            if self._nested and buckets is not None:
+                rows = from_buckets(buckets[0]), buckets[1]
             if rows is not None and kind != "elementwise":
                 self._sketched[kind] = Sketch(*self._columns(*rows))
+        return {kind: pair for (kind, into_rows), pair in self._tables.items() if not into_rows}
 
     def _columns(self, rows: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
         """Rows (128, w) and total (w,) of the sketch, folded to its columns."""
@@ -264,18 +230,15 @@ class LayerSums:
         self,
         *,
         sizes: tuple[int, ...],  # of the blocks
-        places: Tensor,  # in the order, of each sample that came
+        moments: OfLayer,
         signs: Tensor | None,
         sketch_signs: Tensor,
         keep_sums: bool,
     ) -> Layer:
         """The layer's share of a Representation, with its accumulators if they are to be kept."""
         assert self._blocks is not None
-        kernels, shares = self._blocks, self._blocks.shares
-        values = torch.stack([*self._moments.values(), *shares.values()]).tolist()
-        moments = dict(zip(self._moments, values, strict=False))
-        of_means = dict(zip(shares, values[len(moments) :], strict=True))
-        self.faint = self._is_faint(of_means.get("features", 0.0))
+        kernels, share = self._blocks, self._blocks.shares.get("features")
+        self.faint = self._is_faint(0.0 if share is None else float(share))
 
         def recorded(kind: Kind) -> Recorded | None:
             if kind not in self._kinds:
@@ -285,18 +248,17 @@ class LayerSums:
             tables = self._tables.get((kind, False), ())
             sketch = self._sketched.get(kind)
             return Recorded(
-                trace=moments[f"trace_{kind}"],
+                trace=moments.traces[kind],
                 blocks=blocks,
                 whole=whole,
-                norms=_in_places(self._each_norm[kind], places) if kind != "elementwise" else None,
+                norms=moments.norms[kind] if kind != "elementwise" else None,
                 sketch=Sketch(sketch.table.cpu(), sketch.total.cpu()) if sketch else None,
-                buckets=Buckets(*buckets, mean_norm=moments[f"mean_{kind}"]) if buckets else None,
+                buckets=Buckets(*buckets[:3], mean_norm=float(buckets[3])) if buckets else None,
                 sums=Sums(*(x.cpu() for x in tables)) if keep_sums and tables else None,
             )
 
         features = recorded("features")
         assert features is not None
-        names = ("norms", "inner", "inner_squared", "inner_fourth")
         return Layer(
             name=self.name,
             shape=self.shape,
@@ -305,7 +267,7 @@ class LayerSums:
             features=features,
             gradients=recorded("gradients"),
             elementwise=recorded("elementwise"),
-            products=Products(*(moments[x] for x in names)) if "inner" in moments else None,
+            products=moments.products,
             signs=signs,
             sketch_signs=sketch_signs,
         )
@@ -317,22 +279,35 @@ class LayerSums:
         return 1 - share < 100 * torch.finfo(self._dtype).eps ** 2 / 12
 
 
+def finish(layers: Sequence[LayerSums], count: int) -> None:
+    """Form everything that a Representation holds, where it lies, without waiting for it."""
+    groups: dict[object, list[tuple[LayerSums, Kind, tuple[Tensor, Tensor]]]] = {}
+    for layer in layers:
+        for kind, pair in layer._end().items():
+            like = pair[0].shape, pair[0].device
+            groups.setdefault(like, []).append((layer, kind, pair))
+    for group in groups.values():
+        table = group[0][2][0]
+        step = max(1, _FORMED_AT_ONCE.get(table.device.type, 0) // table.nbytes)
+        for start in range(0, len(group), step):
+            some = group[start : start + step]
+            pairs = zip(*(pair for *_, pair in some), strict=True)
+            tables, totals = (torch.stack(x) if len(x) > 1 else x[0][None] for x in pairs)
+            formed = zip(*bucket_kernel(tables, totals, count), strict=True)
+            for (layer, kind, _), each in zip(some, formed, strict=True):
+                layer._buckets[kind] = each
+    pack_kernels(layers)
+
+
+def pack_kernels(layers: Iterable[LayerSums]) -> None:
+    """Pack the exact kernels that wait for it, of all layers together."""
+    pack(layer._blocks for layer in layers if layer._blocks is not None)
+
+
 def nests(settings: Settings) -> bool:
     """Whether buckets lie in rows of the sketch, so that one can be made from the other."""
     many = settings.buckets > 0 and settings.buckets % ROWS == 0
     return many and settings.per_sample == 1
-
-
-def _in_places(norms: Rows, places: Tensor) -> Tensor:
-    """Squared norms by place in the order, as far as they are kept; NaN where none came."""
-    here = norms.whole().cpu()[: len(places)]
-    at = places[: len(here)]
-    if len(at) and torch.equal(at, torch.arange(len(at))):  # none is missing
-        return here[:NORMS_KEPT].clone()
-    here, at = here[at < NORMS_KEPT], at[at < NORMS_KEPT]
-    out = torch.full((int(at.max()) + 1 if len(at) else 0,), torch.nan)
-    out[at] = here
-    return out
 
 
 def _squared_norms(x: Tensor, kernels: Tensor | None, spans: list[tuple[int, int]]) -> Tensor:

@@ -23,12 +23,13 @@ from .._ops import coordinate_sketch
 from .._ops.count_sketch import CountSketch
 from .._ops.device_copies import on_the_way, without_waiting
 from ..errors import DataError, warn
-from ..representation.layer import NORMS_KEPT
+from ..representation.layer import NORMS_KEPT, Kind
 from ..representation.provenance import DataInfo, Made, ModelInfo
 from ..representation.representation import Representation
 from ..representation.settings import Settings
 from .kept_outputs import KeptOutputs
-from .layer_sums import LayerSums, Plan, nests
+from .layer_sums import LayerSums, Plan, finish, nests, pack_kernels
+from .norms_and_products import Norms, NormsAndProducts
 from .seen_samples import SeenSamples
 from .sorted_stream_warning import OrderCheck
 from .token_rows import RowsOfBlocks
@@ -77,6 +78,7 @@ class PassSums:
             else None
         )
         self._layers: dict[int, LayerSums] = {}
+        self._moments = NormsAndProducts()
         self._rooms: dict[torch.device, WaitingRoom] = {}
         self.samples = self.skipped = 0
         self._unfinished = True
@@ -105,10 +107,13 @@ class PassSums:
         self._pieces, self._indices, self._rows = batch.pieces, batch.indices, Rows(batch)
         self._drawn, self._mask = batch.drawn, attention_mask(batch.samples)
         self._seen.begin(batch.samples, batch.drawn)
-        self._finite: dict[tuple[str, int], Tensor] = {}  # a number a sample, finite if it is
+        self._norms: Norms = {}  # finite where a sample is
+        self._inner: dict[int, Tensor] = {}
         self._held: dict[int, tuple[Tensor, Tensor | None]] = {}
         if self.how.on_bad == "raise":
             self._plan = self._make_plan(np.ones(len(self._indices), bool))
+        if all(piece.block >= self.settings.windows for piece in self._pieces):
+            pack_kernels(self._layers.values())  # no more blocks are kept
 
     def consume(self, i: int, features: Tensor, gradients: Tensor | None) -> None:
         """Take in one layer's features and gradients of the present batch."""
@@ -133,9 +138,9 @@ class PassSums:
         # A sample is left out of all layers, so all must be seen first. Without gradients the
         # forward pass is still under way, and may write over what is held.
         self._held[i] = (f.clone() if g is None else f, g)
-        self._finite["features", i] = _squared_norms(f).to(self._device)
+        self._norms["features", i] = _squared_norms(f).to(self._device)
         if g is not None:
-            self._finite["gradients", i] = _squared_norms(g).to(self._device)
+            self._norms["gradients", i] = _squared_norms(g).to(self._device)
 
     def _may_lie(self, features: Tensor, channels: int) -> bool:
         """Whether vectors are taken as they lie, channels last: where channels fold apart."""
@@ -172,17 +177,21 @@ class PassSums:
 
     def _add(self, i: int, f: Tensor, g: Tensor | None) -> None:
         plan = self._plan if f.device == self._device else self._plan.on(f.device)
-        for kind, norm in self._layers[i].add(f, g, plan).items():
-            self._finite[kind, i] = norm.to(self._device)
+        norms, inner = self._layers[i].add(f, g, plan)
+        for kind, norm in norms.items():
+            self._norms[kind, i] = norm.to(self._device)
+        if inner is not None:
+            self._inner[i] = inner.to(self._device)
         if self.order is not None and i == len(self.names) - 1:
             self.order.add(f, self._spans, ends=self._plan.ends)
 
     def end(self) -> None:
         """Finish the batch: refuse or leave out what was not finite."""
-        where = sorted(self._finite)
-        finite = torch.stack([self._finite[key] for key in where]).isfinite()
+        where, norms = self._norms_by_row()
+        finite = norms.isfinite()
         keep = np.ones(len(self._indices), bool)
         if self.how.on_bad == "raise":
+            self._add_moments(where, norms)
             of_rows = replace(self._batch, samples=None), self._rows.sample
             self._verdicts.append((where, *on_the_way(finite), of_rows))
             self._refuse_bad(_BATCHES_AHEAD if finite.is_cuda else 0)
@@ -197,6 +206,8 @@ class PassSums:
                     self._add(i, f[at], None if g is None else g[at])
                 elif self._plan.ends:
                     self._layers[i].end_block()
+            if len(rows):
+                self._add_moments(*self._norms_by_row())
             if self.order is not None and self._plan.ends:
                 self.order.end_block()
             self._held = {}
@@ -213,6 +224,14 @@ class PassSums:
             last = self.settings.windows * self.settings.tokens * self.settings.block
             which = np.flatnonzero(kept & (places < last))
             self.outputs.end(self._batch, self._rows, which, places[which])
+
+    def _norms_by_row(self) -> tuple[list[tuple[Kind, int]], Tensor]:  # (keys, n)
+        where = sorted(self._norms)
+        return where, torch.stack([self._norms[key] for key in where])
+
+    def _add_moments(self, where: list[tuple[Kind, int]], norms: Tensor) -> None:
+        inner = [self._inner[i] for i in sorted(self._inner)]
+        self._moments.add(where, norms, torch.stack(inner) if inner else None)
 
     def _places_of_rows(self) -> np.ndarray:  # (rows,)
         """Where in the order the rows of the batch lie: block after block."""
@@ -240,7 +259,7 @@ class PassSums:
 
     def _refuse(
         self,
-        where: list[tuple[str, int]],
+        where: list[tuple[Kind, int]],
         finite: Tensor,
         batch: Batch,
         sample: np.ndarray,  # (rows,) of the batch
@@ -302,8 +321,9 @@ class PassSums:
     def finish(self) -> None:
         """Have every layer form what it holds; a GPU is told so before it is waited for."""
         unfinished, self._unfinished = self._unfinished, False
-        for layer in self._layers.values() if unfinished and self.samples else ():
-            layer.finish(self.samples)
+        if unfinished and self.samples:
+            self._moments.settle()
+            finish(list(self._layers.values()), self.samples)
         coordinate_sketch.forget()
 
     def result(
@@ -317,12 +337,14 @@ class PassSums:
             raise DataError("nothing was recorded: every sample was skipped as not finite")
         shared: dict[str, Any] = {
             "sizes": tuple(self._sizes),
-            "places": torch.from_numpy(np.concatenate(self._places)),
             "signs": self._signs if self._sketch else None,
             "sketch_signs": self._row_signs,
             "keep_sums": keep_sums,
         }
-        layers = tuple(self._layers[i].result(**shared) for i in sorted(self._layers))
+        each = self._moments.result(torch.from_numpy(np.concatenate(self._places)))
+        layers = tuple(
+            self._layers[i].result(moments=each[i], **shared) for i in sorted(self._layers)
+        )
         last = self.how.channels_last
         layers = tuple(
             replace(x, bare_name=bare_name(x.name), channels_last=x.name in last) for x in layers
