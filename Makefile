@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test quick coverage docs check format hooks package clean
+.PHONY: demo test slow coverage docs check format hooks package clean
 
 demo: $(VENV)/demo
 	$(BIN)/resemblance demo
@@ -11,11 +11,11 @@ demo: $(VENV)/demo
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test: $(VENV)/ready
-	$(PYTEST) -n 2
-
-# All but the tests that take more than about ten seconds each.
-quick: $(VENV)/ready
 	$(PYTEST) -n 2 -m "not slow"
+
+# The tests that take more than about ten seconds each.
+slow: $(VENV)/ready
+	$(PYTEST) -n 2 -m slow
 
 coverage: $(VENV)/ready
 	$(PYTEST) -n 2 --cov=resemblance --cov-report=term-missing:skip-covered

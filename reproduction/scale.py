@@ -38,7 +38,7 @@ class Scale:
 
 FULL = Scale()
 QUICK = Scale(
-    seeds=2, few=2, origins=1, width=8, side=8, train=1000, epochs=4, batch=50, rate=0.1, own=256,
-    test=256, probe=192, exact=128, exact_nbs=64, buckets=32, few_buckets=16, task2vec=16,
+    seeds=2, few=2, origins=1, width=8, side=8, train=1000, epochs=4, batch=50, rate=0.1, own=128,
+    test=256, probe=96, exact=128, exact_nbs=64, buckets=32, few_buckets=16, task2vec=16,
     ridge=200, checkpoints=(1,), summary=64, pretrained=32,
 )  # fmt: skip

@@ -47,7 +47,7 @@ def run(folder: Path, *steps: str) -> str:
     """What the quick chain prints; results lie in folder/out."""
     command = [sys.executable, "-m", "reproduction.run", "--quick", "--device", "cpu", *steps]
     command += ["--work-dir", folder / "work", "--out-dir", folder / "out"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 

@@ -69,6 +69,11 @@ def test_a_permuted_data_set_with_other_preprocessing_is_seen_by_its_labels():
         rs.compare(one, record((2 * X[ORDER], Y[ORDER]), data_id="x"), estimator="blocks")
 
 
+def test_other_labels_of_the_same_samples_are_no_other_order():
+    one, coarser = record((X, Y), data_id="x"), record((2 * X, Y // 2), data_id="x")
+    rs.compare(one, coarser, kernel="features", estimator="blocks")
+
+
 def test_skipped_samples_are_in_no_hash():
     spoilt = X.clone()
     spoilt[5] = torch.nan

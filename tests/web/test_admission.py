@@ -73,9 +73,18 @@ def test_addresses_in_digits_are_answered_where_others_may_reach_the_server():
         ({"sec_fetch_site": "same-site"}, 403),
     ],
 )
-def test_a_page_of_another_origin_changes_nothing(headers, status):
-    assert asked(Admission(inner), method="POST", **headers).status_code == status
-    assert asked(Admission(inner), **headers).status_code == 200  # which it cannot read
+def test_a_page_of_another_origin_may_not_ask_but_link(headers, status):
+    for method in ("POST", "GET"):
+        assert asked(Admission(inner), method=method, **headers).status_code == status
+    followed = {**headers, "sec_fetch_dest": "document"}
+    assert asked(Admission(inner), **followed).status_code == 200
+    assert asked(Admission(inner), method="POST", **followed).status_code == status  # a form
+
+
+def test_who_is_refused_is_not_listened_to():
+    found = asked(Admission(inner, token=TOKEN), method="POST")
+    assert found.status_code == 401
+    assert found.headers["connection"] == "close"
 
 
 @pytest.mark.parametrize("path", ["/", "/static/zoo.js", "/api/zoo", "/api/openapi.json", "/gone"])
@@ -107,6 +116,8 @@ def test_a_browser_gets_a_cookie_for_the_token_in_an_address():
     assert TOKEN not in kept
     name, _, value = kept.partition(";")[0].partition("=")
     assert asked(app, cookie=f"{name}={value}").status_code == 200
+    again = asked(app, f"/?token={TOKEN}", cookie=f"{name}={value}")
+    assert (again.status_code, again.headers["location"]) == (303, "/")  # to be copied from there
     assert asked(app, cookie=f"{name}={value[:-1]}0x").status_code == 401
     other = Admission(inner, token=TOKEN)  # as after a new start
     assert asked(other, cookie=f"{name}={value}").status_code == 401

@@ -8,6 +8,7 @@ import pickle
 import re
 import shutil
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from little_zoo import NASTY, Filled, network, recorded
 from served_zoo import Served, serving
 
 from resemblance import Zoo, compare
+from resemblance.errors import DataError
 from resemblance.web.application import application
 from resemblance.web.response_headers import HEADERS
 from resemblance.web.workers import BusyError, FaultError, UnansweredError, Workers
@@ -95,6 +97,7 @@ def test_answers_about_recordings(client: httpx.Client, there: Filled) -> None:
     assert advice["alike"]["matches"][0]["entry"]["id"] == b
     lost = got(client, "/api/recommend", query=there.id("base on other samples"))
     assert lost["alike"]["matches"] == []
+    assert lost["alike"]["looked_at"] == 0
 
 
 def test_the_page_is_fixed_files_that_a_browser_may_keep(client: httpx.Client) -> None:
@@ -419,6 +422,9 @@ def test_one_network_with_itself_and_pairs_that_are_none(opened: Opened, there: 
     assert "no entry 000000000000" in tab.inner_text("#problem")
     tab = opened.go(view="pair", a="x")
     assert "names no pair" in tab.inner_text("#problem")
+    tab = opened.go(view="entry", id="0" * 64)
+    assert "no entry 000000000000" in tab.inner_text("#problem")
+    assert tab.is_hidden("#entry-body")
     tab = opened.go(view="constructor", group="x", kernel="__proto__", sort="toString")
     assert tab.is_visible("#map")
 
@@ -434,6 +440,34 @@ def test_a_network_has_its_neighbours_and_relatives(opened: Opened, there: Fille
     tab.select_option("#other", there.id("stranger"))
     tab.wait_for_selector("#maps-features .cell")
     assert tab.inner_text("#layers-title") == "Layer by layer: base and stranger"
+
+
+def test_whoever_follows_a_link_begins_at_its_head(opened: Opened, there: Filled) -> None:
+    opened.tab.emulate_media(reduced_motion="reduce")  # or it scrolls for a while
+    tab = opened.go(view="map")
+    tab.set_viewport_size({"width": 1280, "height": 300})
+    link = tab.locator("#list tbody th a").last
+    link.focus()
+    assert tab.evaluate("scrollY") > 0
+    link.press("Enter")
+    tab.wait_for_selector("#nearest tbody tr")
+    assert tab.evaluate("[scrollY, document.activeElement.id]") == [0, "main"]
+
+
+def test_what_others_add_is_there_at_the_next_view_and_an_empty_zoo_says_so(
+    opened: Opened,
+) -> None:
+    tab = opened.go(view="upload")
+    told = {"name": "new", "version": "1", "read_only": False, "upload_limit": 1}
+    nothing = {**told, "entries": 0, "groups": [], "tags": []}
+    tab.route("**/api/zoo", lambda route: route.fulfill(json=nothing))
+    for view in ("Map", "Families", "Recommend"):
+        tab.click(f"#views a:has-text('{view}')")
+        eventually(tab, "document.querySelector('#empty').offsetParent !== null")
+        assert tab.inner_text("#summary") == "No recordings yet."
+    tab.click("#empty a")
+    tab.wait_for_selector("#upload")
+    assert tab.is_hidden("#empty")
 
 
 def test_families_and_recommendations(opened: Opened, there: Filled) -> None:
@@ -547,6 +581,72 @@ def test_errors_of_workers_have_a_status_and_a_line(
     assert set(found.json()) == {"error"}
     assert "secret" not in found.text
     assert ("retry-after" in found.headers) == (status == 503)
+
+
+def test_where_the_zoo_is_is_not_told(little: Filled) -> None:
+    class Lost(Zoo):
+        def list(self, **_: Any) -> Any:
+            raise DataError(f"{self.store.where}/index.sqlite is damaged")
+
+    async def ask() -> httpx.Response:
+        with Lost(little.place) as zoo:
+            transport = httpx.ASGITransport(application(zoo, Workers(str(little.place))))
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                return await client.get("/api/zoo")
+
+    found = apart(asyncio.run, ask())
+    assert (found.status_code, found.json()) == (
+        422,
+        {"error": "the zoo/index.sqlite is damaged"},
+    )
+
+
+def test_when_too_many_wait_the_next_is_told_at_once(
+    little: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(Workers):
+        def ask(self, what: str, **of: Any) -> Any:
+            begun.set()
+            assert go.wait(30)
+            return {}
+
+    async def ask() -> list[int]:
+        with Zoo(little.place) as zoo:
+            transport = httpx.ASGITransport(application(zoo, Slow(str(little.place))))
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                path = f"/api/map?group={little.group}"
+                first = asyncio.create_task(client.get(path))
+                await asyncio.to_thread(begun.wait, 30)
+                second = await client.get(f"{path}&kernel=gradients")
+                go.set()
+                return [(await first).status_code, second.status_code]
+
+    monkeypatch.setattr("resemblance.web.application._WAITING", 1)
+    assert apart(asyncio.run, ask()) == [200, 503]
+
+
+def test_a_sender_that_goes_away_is_no_fault(little: Filled) -> None:
+    sent = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def ask() -> None:
+        with Zoo(little.place) as zoo:
+            scope = {"type": "http", "method": "POST", "path": "/api/recordings"}
+            scope |= {
+                "query_string": b"",
+                "headers": [(k.encode(), v.encode()) for k, v in SENT.items()],
+            }
+            await application(zoo, Workers(str(little.place)))(scope, receive, send)  # and no error
+
+    apart(asyncio.run, ask())
+    assert sent[0]["status"] == 400
 
 
 @pytest.mark.slow

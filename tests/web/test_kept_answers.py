@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from resemblance.web.kept_answers import KeptAnswers
+from resemblance.web.kept_answers import OWN, KeptAnswers
 
 
 def test_those_who_ask_the_same_at_once_share_one_answer():
@@ -41,7 +41,7 @@ def test_an_error_is_not_kept():
 
 
 def test_those_not_asked_for_the_longest_give_way():
-    kept = KeptAnswers(room=40)
+    kept = KeptAnswers(room=4 * (OWN + 10))
     for key in "abcd":
         kept.of(key, lambda: b"0" * 10)
     assert len(kept) == 4
@@ -52,6 +52,13 @@ def test_those_not_asked_for_the_longest_give_way():
 
 
 def test_one_that_would_take_most_of_the_room_is_not_kept():
-    kept = KeptAnswers(room=40)
+    kept = KeptAnswers(room=4 * (OWN + 10))
     assert kept.of("a", lambda: b"0" * 11) == b"0" * 11
     assert len(kept) == 0
+
+
+def test_questions_take_room_even_if_their_answers_are_empty():
+    kept = KeptAnswers(room=100 * OWN)
+    for word in range(1000):  # as somebody who searches for ever other words
+        kept.of(word, lambda: b"")
+    assert len(kept) == 100

@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
+from resemblance.demo.zoo_story import PAGE
 from resemblance.errors import DataError
-from resemblance.web.listening import VARIABLE, chosen_token, listening
+from resemblance.web.listening import PORT, VARIABLE, checked_names, chosen_token, listening
 
 TOKEN = "a-token-of-enough-letters"
 
@@ -67,3 +68,14 @@ def test_a_port_that_is_taken_and_a_host_that_is_none_are_refused():
             listening("127.0.0.1", taken.getsockname()[1], None)
     with pytest.raises(DataError, match="--host must be an address"):
         listening("no.such.host.invalid", 0, None)
+
+
+def test_names_to_be_reached_by_are_names():
+    assert checked_names(["Zoo.Example.org:8443", "10.0.0.1"]) == {"zoo.example.org", "10.0.0.1"}
+    for name in ("https://zoo.example.org", "zoo.example.org/x", ""):
+        with pytest.raises(DataError, match="--allow-host must be a name"):
+            checked_names([name])
+
+
+def test_the_demo_names_the_address_that_the_server_has_by_default():
+    assert f"http://127.0.0.1:{PORT}/" == PAGE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -122,12 +123,14 @@ def test_what_is_no_recording_is_not_added_and_its_place_not_told(own, tmp_path)
         assert len(zoo) == 8
 
 
-@pytest.mark.parametrize("part", ["name", "layers"])
+@pytest.mark.parametrize("part", ["name", "layers", "address"])
 def test_names_that_would_fill_a_page_are_refused(own, tmp_path, part, monkeypatch):
     path = tmp_path / "long.rsm"
     rep = recorded(network(7), "x" * 301 if part == "name" else "x")
     if part == "layers":
         monkeypatch.setattr(questions, "_MOST_LAYERS", 1)
+    if part == "address":
+        rep = replace(rep, model=replace(rep.model, address="x" * 301))
     rep.save(path)
     with Zoo(own.place) as zoo, pytest.raises(FormatError, match="expected"):
         questions.add(zoo, str(path), [])

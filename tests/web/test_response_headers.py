@@ -38,5 +38,7 @@ def test_the_policy_allows_nothing_inline_and_nothing_from_elsewhere():
     rules = dict(rule.split(" ", 1) for rule in POLICY.split("; "))
     assert rules["default-src"] == rules["frame-ancestors"] == rules["base-uri"] == "'none'"
     assert {rules[name] for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
+    assert rules["trusted-types"] == rules["form-action"] == "'none'"
+    assert rules["require-trusted-types-for"] == "'script'"
     assert "unsafe" not in POLICY
     assert "http" not in POLICY

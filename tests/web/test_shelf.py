@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 
 from little_zoo import NASTY
 
 from resemblance import Zoo
-from resemblance.web.shelf import Shelf, in_a_list, spelt_out
+from resemblance.web.shelf import Holding, Shelf, in_a_list, spelt_out
 
 
 def test_entries_are_found_by_words_tags_and_groups(little):
@@ -55,3 +57,24 @@ def test_what_a_screen_would_obey_is_spelt_out(little):
     assert spelt_out({"a\n": ["\ud800", 1, None, float("nan")]}) == {
         "a\\n": ["\\ud800", 1, None, None]
     }
+
+
+def test_tags_of_a_zoo_from_elsewhere_are_spelt_out(little):
+    odd = replace(little.entries["base"], tags=("\u202egat",))
+    assert Holding((odd,)).tags == [{"tag": r"\u202egat", "count": 1}]
+
+
+def test_a_zoo_that_is_slow_to_list_is_not_listed_all_the_time():
+    class Slow:
+        asked = 0
+
+        def list(self):
+            self.asked += 1
+            time.sleep(0.05)
+            return []
+
+    zoo = Slow()
+    shelf, end = Shelf(zoo, fresh=0.0), time.monotonic() + 0.3
+    while time.monotonic() < end:
+        shelf.now()
+    assert zoo.asked == 1

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from resemblance.web import uploads
 from resemblance.web.uploads import UploadError, received
 
 
@@ -51,7 +52,7 @@ def test_the_limit_itself_is_taken(limit, status):
 
 
 def test_a_sender_that_falls_silent_is_not_waited_for():
-    with pytest.raises(UploadError, match=r"nothing came for 0\.05 seconds") as refusal:
+    with pytest.raises(UploadError, match=r"too little came for 0\.05 seconds") as refusal:
         asyncio.run(taken(coming(b"a", wait=5), idle=0.05))
     assert refusal.value.status == 408
 
@@ -59,3 +60,22 @@ def test_a_sender_that_falls_silent_is_not_waited_for():
 def test_an_empty_file_is_refused():
     with pytest.raises(UploadError, match="an empty one"):
         asyncio.run(taken(coming()))
+
+
+def test_a_sender_of_a_byte_now_and_then_is_not_waited_for_either():
+    drops = coming(*[b"x"] * 500, wait=0.01)  # never silent for long
+    with pytest.raises(UploadError, match="too little came") as refusal:
+        asyncio.run(taken(drops, idle=0.2))
+    assert refusal.value.status == 408
+
+
+def test_a_full_disk_is_said(monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    class Full:
+        write = full
+
+    with pytest.raises(UploadError, match="no room") as refusal:
+        uploads._keep(Full(), b"x")
+    assert refusal.value.status == 507

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import subprocess
 import sys
 
@@ -21,7 +22,7 @@ def test_one_line_for_each_line(little):
     ]
     lines, out = b"".join(json.dumps(x).encode() + b"\n" for x in asked), io.BytesIO()
     with Zoo(little.place) as zoo:
-        serve(zoo, io.BytesIO(lines), out)
+        serve(zoo, io.BytesIO(lines), out, 60)
     found = [json.loads(line) for line in out.getvalue().splitlines()]
     assert len(found[0]["answer"]["points"]) == 7
     assert "no entry" in found[1]["error"]
@@ -34,9 +35,9 @@ def test_one_line_for_each_line(little):
     [
         (MemoryError(), "more memory", False),
         (RuntimeError("can't allocate memory: you tried"), "more memory", False),
-        (RuntimeError("other\nlines"), "could not be read (RuntimeError: other)", True),
-        (KeyError("x"), "could not be read (KeyError", True),
-        (RecursionError("deep"), "could not be read (RecursionError: deep)", True),
+        (RuntimeError("/secret/path"), "could not be read (RuntimeError); the server", True),
+        (KeyError("x"), "could not be read (KeyError)", True),
+        (RecursionError("deep"), "could not be read (RecursionError)", True),
     ],
 )
 def test_whatever_goes_wrong_is_a_line(little, monkeypatch, capsys, error, said, fault):
@@ -47,6 +48,7 @@ def test_whatever_goes_wrong_is_a_line(little, monkeypatch, capsys, error, said,
     with Zoo(little.place) as zoo:
         found = answered(zoo, {"ask": "fail", "of": {}})
     assert said in found["error"]
+    assert "secret" not in found["error"]
     assert found.get("fault", False) is fault
     assert ("Traceback" in capsys.readouterr().err) is fault
 
@@ -64,3 +66,19 @@ except MemoryError:
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "refused\n"
+
+
+@pytest.mark.skipif(not hasattr(signal, "alarm"), reason="the system has no alarm")
+def test_a_process_that_nobody_kills_ends_by_itself():
+    code = """
+import io
+from resemblance.web import worker_process
+def loop(zoo):
+    while True:
+        pass
+worker_process.QUESTIONS = {"loop": loop}
+question = io.BytesIO(b'{"ask": "loop", "of": {}}\\n')
+worker_process.serve(None, question, io.BytesIO(), 1)
+"""
+    found = subprocess.run([sys.executable, "-c", code], timeout=60)
+    assert found.returncode == -signal.SIGALRM

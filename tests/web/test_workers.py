@@ -80,3 +80,11 @@ def test_a_process_that_cannot_start_is_told():
     with pytest.raises(UnansweredError, match="died"):
         worker.ask("pair", {}, 5)
     assert not worker.alive
+
+
+def test_what_lies_in_the_folder_that_it_starts_in_is_not_imported(little, tmp_path, monkeypatch):
+    for name in ("json", "resource", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    with Workers(str(little.place), count=1) as own:
+        assert len(ask(own, little)["points"]) == 7

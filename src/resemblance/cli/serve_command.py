@@ -64,9 +64,10 @@ def serve(
             started=started,
         )
     except KeyboardInterrupt:  # the usual end
-        tables.say("stopped", err=True)
+        pass
     finally:
         place.socket.close()
+    tables.say("stopped", err=True)
 
 
 def _check(zoo: str) -> None:

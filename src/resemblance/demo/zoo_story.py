@@ -30,6 +30,7 @@ LABELLED = 80  # images of the new task
 SHOWN = 3  # candidates that are told
 _REFERENCE = "twin-2"  # the network by which data are compared
 _TURNED = "turned"
+PAGE = "http://127.0.0.1:8642/"  # of `resemblance serve`, unless told otherwise
 
 
 def run(out: Path, *, say: Callable[[str], None]) -> None:
@@ -54,7 +55,7 @@ def run(out: Path, *, say: Callable[[str], None]) -> None:
     _tell_of(found, say)
     say("")
     say(f"To see all this in a browser: resemblance serve {place} --open")
-    say(f"and there, of the new data: #view=recommend&query={query.id}")
+    say(f"and, of the new data: {PAGE}#view=recommend&query={query.id}")
 
 
 def _tell_of(found: Recommendation, say: Callable[[str], None]) -> None:

@@ -1,10 +1,10 @@
 """Admission: which requests are answered at all.
 
 A page from elsewhere that a browser has open may send requests here, too. So a request must name
-this server as its host (a foreign name that was pointed at this address does not), what changes
-something must not come from a page of another origin, and where there is a token every request
-needs it: as `Authorization: Bearer TOKEN`, or once as `?token=TOKEN`, which a browser then keeps as
-a cookie that no script can read.
+this server as its host (a foreign name that was pointed at this address does not), no page of
+another origin may ask for anything (a link there may still lead here), and where there is a token
+every request needs it: as `Authorization: Bearer TOKEN`, or once as `?token=TOKEN`, which a browser
+then keeps as a cookie that no script can read.
 """
 
 from __future__ import annotations
@@ -87,12 +87,14 @@ class Admission:
         if not self._known(host_of(host)):
             name = f"{host[:80]!r} is not a name of this server"
             await refuse(send, 421, f"{name}; start it with --allow-host for that name")
-        elif scope["method"] not in _SAFE and self._foreign(scope, host):
-            await refuse(send, 403, "a page of another origin may not change anything here")
-        elif self.token is None or self._has_token(scope):
+        elif self._foreign(scope, host):
+            await refuse(send, 403, "a page of another origin may not ask for anything here")
+        elif self.token is None:
             await self.server(scope, receive, send)
-        elif (given := self._in_address(scope)) is not None and self._is_token(given):
-            await self._keep(scope, send)
+        elif self._is_token(self._in_address(scope)):
+            await self._keep(scope, send)  # before a cookie counts: links are copied from there
+        elif self._has_token(scope):
+            await self.server(scope, receive, send)
         else:
             await refuse(
                 send, 401, f"this needs a token: {_HOW}", [(b"www-authenticate", b"Bearer")]
@@ -108,6 +110,8 @@ class Admission:
         return self.literal
 
     def _foreign(self, scope: Scope, host: str) -> bool:
+        if scope["method"] in _SAFE and header(scope, "sec-fetch-dest") == "document":
+            return False  # somebody followed a link
         origin, site = header(scope, "origin"), header(scope, "sec-fetch-site")
         if origin is not None and origin.partition("://")[2].lower() != host.lower():
             return True
@@ -126,9 +130,9 @@ class Admission:
             return False
         return kept is not None and hmac.compare_digest(kept.value.encode(), self.cookie.encode())
 
-    def _in_address(self, scope: Scope) -> str | None:
+    def _in_address(self, scope: Scope) -> str:
         query = parse_qsl(scope["query_string"].decode("latin-1"))
-        return dict(query).get("token") if scope["method"] in ("GET", "HEAD") else None
+        return dict(query).get("token", "") if scope["method"] in ("GET", "HEAD") else ""
 
     async def _keep(self, scope: Scope, send: Send) -> None:
         """Give the browser a cookie, and send it on to the address without the token."""

@@ -18,6 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteError
+from starlette.requests import ClientDisconnect
 
 from .. import __version__
 from ..errors import ResemblanceError
@@ -25,15 +26,15 @@ from ..zoo.collection import Zoo
 from ..zoo.entry import Entry, checked_tags
 from .kept_answers import KeptAnswers
 from .page_files import PageFile, page_files
-from .shelf import Holding, Shelf, in_a_list, spelt_out
+from .shelf import Holding, Shelf, in_a_list, spelt_out, without_place
 from .uploads import LIMIT, UploadError, received, too_large
 from .workers import BusyError, FaultError, UnansweredError, Workers
 
 _MEBIBYTE = 2**20
 _LONGEST = 200  # characters of what is searched for
 _TAGS = 16  # of an upload
-_WAITING = 128  # requests that wait for a worker, at most; more wait before they are looked at
-_STATUSES = (401, 403, 404, 408, 413, 415, 421, 422, 429, 503)
+_WAITING = 128  # requests that wait for a worker, at most; more are told to come again
+_STATUSES = (401, 403, 404, 408, 413, 415, 421, 422, 429, 503, 507)
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": "What is wrong, as {error: text}"} for status in _STATUSES
 }
@@ -65,7 +66,7 @@ def application(
     )
     app.router.redirect_slashes = False
     desk = _Desk(zoo, workers)
-    _add_errors(app)
+    _add_errors(app, zoo)
     _add_page(app)
     _add_lists(app, desk, _About(name, read_only, upload_limit))
     _add_answers(app, desk)
@@ -119,7 +120,7 @@ def _json(content: bytes) -> Response:
 # -- errors -------------------------------------------------------------------------------------
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, zoo: Zoo) -> None:
     """Every error as JSON with a message."""
 
     def said(status: int, why: str, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -141,7 +142,12 @@ def _add_errors(app: FastAPI) -> None:
             return said(503, str(error), {"retry-after": "5"})
         if isinstance(error, FaultError):
             return said(500, str(error))
-        return said(error.status if isinstance(error, UploadError) else 422, str(error))
+        status = error.status if isinstance(error, UploadError) else 422
+        return said(status, without_place(error, zoo))
+
+    @app.exception_handler(ClientDisconnect)
+    async def of_sender(_: Request, error: ClientDisconnect) -> JSONResponse:
+        return said(400, "the sender went away")  # and nobody reads this
 
     @app.exception_handler(Exception)
     async def of_program(_: Request, error: Exception) -> JSONResponse:
@@ -216,9 +222,13 @@ def _add_answers(app: FastAPI, desk: _Desk) -> None:
     """Questions wait in threads of their own, so that lists never wait for them."""
     waiting = CapacityLimiter(_WAITING)
 
+    async def waited_for(act: Callable[[], bytes]) -> Response:
+        if not waiting.available_tokens:
+            raise BusyError("too many others are asking; try again in a moment")
+        return _json(await run_sync(act, limiter=waiting))
+
     async def told(what: str, of_all: bool = True, **of: Any) -> Response:
-        ask = partial(desk.answer, what, of_all, **of)
-        return _json(await run_sync(ask, limiter=waiting))
+        return await waited_for(partial(desk.answer, what, of_all, **of))
 
     @app.get("/api/map")
     async def zoo_map(group: Group, kernel: Kernel = "features") -> Response:
@@ -253,7 +263,7 @@ def _add_answers(app: FastAPI, desk: _Desk) -> None:
     async def recommend(query: IdAsked, limit: Limit = 10) -> Response:
         """Which entries to look at for the data of a recording; no network is run."""
         entry = await run_in_threadpool(desk.entry, query)
-        return _json(await run_sync(partial(_advice, desk, entry, limit), limiter=waiting))
+        return await waited_for(partial(_advice, desk, entry, limit))
 
 
 def _advice(desk: _Desk, entry: Entry, limit: int) -> bytes:

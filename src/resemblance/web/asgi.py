@@ -22,8 +22,13 @@ def header(scope: Scope, name: str) -> str | None:
 async def refuse(
     send: Send, status: int, why: str, more: Iterable[tuple[bytes, bytes]] = ()
 ) -> None:
-    """Answer with an error, as JSON with a message."""
+    """Answer with an error, as JSON with a message; what else a sender has to say is not read."""
     body = json.dumps({"error": why}).encode()
-    kind = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *more]
-    await send({"type": "http.response.start", "status": status, "headers": kind})
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+        *more,
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 
 ROOM = 64 * 2**20  # bytes
+OWN = 2048  # bytes that a question takes, whatever its answer
 
 
 class KeptAnswers:
@@ -52,12 +53,12 @@ class KeptAnswers:
     def _ended(self, asked: Hashable, answer: bytes | None = None) -> None:
         with self._turn:
             del self._making[asked]
-            if answer is None or len(answer) > self.room // 4:
+            if answer is None or OWN + len(answer) > self.room // 4:
                 return
             self._kept[asked] = answer
-            self._taken += len(answer)
+            self._taken += OWN + len(answer)
             while self._taken > self.room:
-                self._taken -= len(self._kept.popitem(last=False)[1])
+                self._taken -= OWN + len(self._kept.popitem(last=False)[1])
 
     def __len__(self) -> int:
         return len(self._kept)

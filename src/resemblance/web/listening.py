@@ -11,14 +11,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from ..errors import DataError, first_line
 from ..zoo.collection import Zoo
-from .admission import LOOPBACK, Admission, checked_token
+from .admission import LOOPBACK, Admission, checked_token, host_of
 from .response_headers import ResponseHeaders
 from .workers import Workers
 
@@ -61,6 +61,17 @@ def chosen_token(token: str, file: Path | None) -> str | None:
     return secrets.token_urlsafe(24) if token == "auto" else checked_token(token)
 
 
+def checked_names(names: Collection[str]) -> set[str]:
+    """Names of --allow-host, without ports, or an error that says what one is."""
+    for name in names:
+        if not host_of(name):
+            raise DataError(
+                f"--allow-host must be a name such as zoo.example.org, without http:// or a path; "
+                f"found {name!r}"
+            )
+    return {host_of(name) for name in names}
+
+
 def listening(host: str, port: int, token: str | None) -> Place:
     """Listen on an address; on one that others can reach, only with a token."""
     try:
@@ -96,7 +107,7 @@ def serve(
     zoo: str,
     *,
     token: str | None = None,
-    names: Iterable[str] = (),
+    names: Collection[str] = (),
     read_only: bool = False,
     upload_limit: int = 256,  # MiB
     started: Callable[[], None] = lambda: None,
@@ -111,8 +122,10 @@ def serve(
 
     from .application import application
 
-    with Zoo(zoo) as opened, Workers(zoo) as workers:
-        name = Path(zoo.rstrip("/")).name or "zoo"
+    allowed = checked_names(names)
+    name = Path(zoo.rstrip("/")).name or "zoo"
+    where = zoo if zoo.startswith("lance:") else os.path.abspath(zoo)
+    with Zoo(where) as opened, Workers(where) as workers:
         inner = application(
             opened,
             workers,
@@ -120,7 +133,7 @@ def serve(
             read_only=read_only,
             upload_limit=upload_limit * _MEBIBYTE,
         )
-        hosts = {*LOOPBACK, place.host, *names}
+        hosts = {*LOOPBACK, place.host, *allowed}
         if not place.loopback:
             hosts |= {socket.gethostname(), socket.getfqdn()}
         app = ResponseHeaders(
@@ -131,6 +144,8 @@ def serve(
             log_level="warning",
             access_log=False,  # addresses may hold the token
             server_header=False,
+            proxy_headers=False,
+            ws="none",
             limit_concurrency=512,
             timeout_keep_alive=15,
             timeout_graceful_shutdown=2,

@@ -6,7 +6,8 @@ Answers are what JSON can hold. Ids are whole ones that the server has looked up
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from .shelf import in_a_list, spelt_out
 from .zoo_map import laid_out
 
 MOST_POINTS = 4000  # of a map
-_LONGEST_NAME = 300  # characters, of a network or a layer that a stranger sends
+_LONGEST_NAME = 300  # characters, of any text in what a stranger sends
 _MOST_LAYERS = 5000
 
 
@@ -135,15 +136,28 @@ def add(zoo: Zoo, path: str, tags: Sequence[str]) -> dict[str, Any]:
 
 
 def _check_names(rep: Representation) -> None:
-    """Refuse names that nobody gave a network, and that would fill a page."""
+    """Refuse names and other texts that nobody gave a network, and that would fill a page."""
     if len(rep) > _MOST_LAYERS:
         raise FormatError(f"expected at most {_MOST_LAYERS:,} layers, found {len(rep):,}")
-    longest = max(map(len, (rep.name, rep.data.id or "", *rep.layer_names)))
+    parts = [asdict(part) for part in (rep.settings, rep.model, rep.data, rep.made)]
+    said = (rep.layer_names, *parts)
+    longest = max(map(len, _texts(said)))
     if longest > _LONGEST_NAME:
         raise FormatError(
             f"expected names of at most {_LONGEST_NAME} characters, found one of {longest:,}; "
             "rename it before it is sent"
         )
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Every text in nested values."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts([*value, *value.values()])
+    elif isinstance(value, Sequence):
+        for part in value:
+            yield from _texts(part)
 
 
 QUESTIONS: Mapping[str, Callable[..., Any]] = {

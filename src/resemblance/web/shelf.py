@@ -1,7 +1,7 @@
 """The shelf: the entries of a zoo as they were a moment ago, to be listed without asking it anew.
 
 Other processes may add to a zoo while it is shown, so what is known of it is read again after a
-second.
+second, or ten times as long as reading it takes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Holding:
         """Each tag with how many entries have it, the most frequent first."""
         counts = Counter(tag for entry in self.entries for tag in entry.tags)
         order = sorted(counts.items(), key=lambda x: (-x[1], x[0]))
-        return [{"tag": tag, "count": count} for tag, count in order]
+        return [{"tag": shown(tag), "count": count} for tag, count in order]
 
     def found(
         self, find: str = "", tag: str | None = None, group: str | None = None, sort: Sort = "added"
@@ -83,28 +83,30 @@ class Holding:
 
 
 class Shelf:
-    """What a zoo holds, read at most once a second."""
+    """What a zoo holds, read at most once in `fresh` seconds."""
 
     def __init__(self, zoo: Zoo, fresh: float = FRESH) -> None:
         self.zoo, self.fresh = zoo, fresh
         self._turn = threading.Lock()
-        self._read = -float("inf")
+        self._due = -float("inf")
         self._held = Holding(())
 
     def now(self) -> Holding:
         """What is there."""
         with self._turn:
-            if time.monotonic() - self._read > self.fresh:
+            began = time.monotonic()
+            if began > self._due:
                 entries = tuple(self.zoo.list())
                 if entries != self._held.entries:  # what was worked out of it stays otherwise
                     self._held = Holding(entries)
-                self._read = time.monotonic()
+                now = time.monotonic()
+                self._due = now + max(self.fresh, 10 * (now - began))
             return self._held
 
     def forget(self) -> None:
         """Read it anew when it is next asked for."""
         with self._turn:
-            self._read = -float("inf")
+            self._due = -float("inf")
 
 
 def in_a_list(entry: Entry) -> dict[str, Any]:
@@ -125,6 +127,11 @@ def spelt_out(value: Any) -> Any:
     if isinstance(value, dict):
         return {shown(str(key)): spelt_out(x) for key, x in value.items()}
     return value
+
+
+def without_place(error: Exception, zoo: Zoo) -> str:
+    """What an error says, but not where on this machine the zoo is."""
+    return str(error).replace(zoo.store.where, "the zoo")
 
 
 def _holds(entry: Entry, words: Sequence[str]) -> bool:

@@ -2,22 +2,24 @@
 
 It speaks JSON over its standard input and output, so nothing that either side sends is executed.
 It limits its own memory, and whoever started it may kill it at any moment: what a zoo holds is
-whole then, too.
+whole then, too. If nobody does, since the server itself was killed, an alarm ends it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
-from ..errors import ResemblanceError, ResemblanceWarning, first_line
+from ..errors import ResemblanceError, ResemblanceWarning
 from ..zoo.collection import Zoo
 from .questions import QUESTIONS
+from .shelf import without_place
 from .workers import READY
 
 _MEBIBYTE = 2**20
@@ -25,8 +27,8 @@ _TOO_LARGE = "it takes more memory than a reader of recordings is given here"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Answer until there are no more questions. Arguments: a zoo, MiB of memory, threads."""
-    place, memory, threads = sys.argv[1:] if arguments is None else arguments
+    """Answer while questions come. Arguments: a zoo, MiB of memory, threads, seconds."""
+    place, memory, threads, seconds = sys.argv[1:] if arguments is None else arguments
     answers = _own_output()
     import torch
 
@@ -35,14 +37,22 @@ def main(arguments: list[str] | None = None) -> None:
     warnings.simplefilter("ignore", ResemblanceWarning)  # the page says what they say
     answers.write(READY)
     answers.flush()
-    serve(Zoo(place), sys.stdin.buffer, answers)
+    serve(Zoo(place), sys.stdin.buffer, answers, int(seconds))
 
 
-def serve(zoo: Zoo, questions: BinaryIO, answers: BinaryIO) -> None:
-    """A line for each line."""
+def serve(zoo: Zoo, questions: BinaryIO, answers: BinaryIO, seconds: int) -> None:
+    """A line for each line, within so many seconds each or never."""
     for line in questions:
+        _alarm(seconds)
         answers.write(json.dumps(answered(zoo, json.loads(line))).encode() + b"\n")
         answers.flush()
+        _alarm(0)
+
+
+def _alarm(seconds: int) -> None:
+    """Let the system end this process then, whatever it is at; 0 calls it off."""
+    if hasattr(signal, "alarm"):
+        signal.alarm(seconds)
 
 
 def answered(zoo: Zoo, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,15 +63,15 @@ def answered(zoo: Zoo, question: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return {"answer": QUESTIONS[question["ask"]](zoo, **question["of"])}
     except ResemblanceError as error:
-        return {"error": str(error).replace(zoo.store.where, "the zoo")}
+        return {"error": without_place(error, zoo)}
     except MemoryError:
         return {"error": _TOO_LARGE}
     except Exception as error:
         if isinstance(error, RuntimeError) and "memory" in str(error):  # as torch says it
             return {"error": _TOO_LARGE}
         traceback.print_exception(error)
-        why = f"{type(error).__name__}: {first_line(error)[:200]}"
-        return {"error": f"this could not be read ({why})", "fault": True}
+        why = f"this could not be read ({type(error).__name__}); the server's log has more"
+        return {"error": why, "fault": True}
 
 
 def limit_memory(mebibytes: int) -> None:

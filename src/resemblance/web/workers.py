@@ -7,6 +7,7 @@ what a stranger sent answers once and is not used again.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -22,6 +23,12 @@ MEMORY = 4096  # MiB that a worker may take beyond what its libraries do
 READY = b"ready\n"  # what a process writes before its first answer
 _START = 120.0  # seconds that its libraries may take
 _LONGEST = 256 * 2**20  # bytes of an answer
+_LATER = 30  # seconds after which a process that nobody killed ends by itself
+# as `python -m` it would import whatever lies in the folder that the server was started in
+_CODE = (
+    "import json, sys; sys.path = json.loads(sys.argv.pop(1)); "
+    f"from {__package__}.worker_process import main; main()"
+)
 
 
 class UnansweredError(ResemblanceError):
@@ -57,8 +64,8 @@ class Workers:
         patience: float = 60.0,
     ) -> None:
         threads = max(1, (os.cpu_count() or 1) // count)
-        self._command = [sys.executable, "-m", f"{__package__}.worker_process", place]
-        self._command += [str(memory), str(threads)]
+        self._command = [sys.executable, "-I", "-c", _CODE, json.dumps(sys.path), place]
+        self._command += [str(memory), str(threads), str(math.ceil(seconds) + _LATER)]
         self.seconds, self.patience = seconds, patience
         self._turn = threading.Condition()
         self._idle: list[_Worker] = []

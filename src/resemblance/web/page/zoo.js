@@ -47,7 +47,7 @@ const addressed = (of) => addressOf({ view: of.view, ...Object.fromEntries(ADDRE
 function note() { history.replaceState(null, "", addressed(state)); } // a switch within a view is no step back
 function go(of) { location.hash = addressed({ ...DEFAULTS, group: state.group, ...of }); }
 const linkTo = (of, ...content) => el("a", { href: addressed({ ...DEFAULTS, group: state.group, ...of }) }, ...content);
-const linked = (entry) => linkTo({ view: "entry", id: entry.id }, entry.name || "without a name");
+const linked = (entry) => el("a", { href: addressed({ ...DEFAULTS, group: state.group, view: "entry", id: entry.id }), title: entry.name.length > 60 ? entry.name : null }, entry.name || "without a name");
 const tagged = (tags) => tags.map((tag) => el("a", { class: "tag", href: addressed({ ...DEFAULTS, view: "map", group: state.group, tag }) }, tag));
 
 async function working(act) { // one view's answers at a time: those of a view that was left are dropped
@@ -116,8 +116,9 @@ function drawMap(found) {
   const points = found.points.flatMap((p) => (entries.has(p.id) ? [{ ...p, entry: entries.get(p.id) }] : []));
   const colours = coloursOf(points), host = $("map");
   const part = found.left_out ? ` ${counted(found.left_out)} more are not drawn.` : "";
+  const like = points.length > 1 ? `, near each other if their ${state.kernel} are alike. The plane shows ${Math.round(100 * found.share)} % of the differences.${part} Points that would hide each other are set side by side. Choose one to see its network.` : ".";
   $("map-gloss").textContent = points.length
-    ? `${plural(points.length, "network")} on the same samples, near each other if their ${state.kernel} are alike. The plane shows ${Math.round(100 * found.share)} % of the differences.${part} Points that would hide each other are set side by side. Choose one to see its network.`
+    ? `${plural(points.length, "network")} on ${points.length > 1 ? "the same" : "these"} samples${like}`
     : `No network of this group was recorded with ${state.kernel}.`;
   $("map-figure").hidden = !points.length;
   host.draw = () => {
@@ -130,7 +131,7 @@ function drawMap(found) {
     const nodes = points.map((p, i) => {
       const node = shape(colours.of(p.entry), r);
       node.setAttribute("transform", `translate(${at[i][0].toFixed(1)} ${at[i][1].toFixed(1)})`);
-      for (const [key, value] of Object.entries({ role: "link", tabindex: i ? -1 : 0, "aria-label": p.entry.name, "data-id": p.id })) node.setAttribute(key, value);
+      for (const [key, value] of Object.entries({ role: "link", tabindex: i ? -1 : 0, "aria-label": p.entry.name || "without a name", "data-id": p.id })) node.setAttribute(key, value);
       node.classList.toggle("faded", !matches(p.entry));
       return node;
     });
@@ -178,13 +179,15 @@ function apart(at, least, [left, top, right, bottom]) { // in place: copies lie 
   }
   for (const p of at) { p[0] = Math.min(Math.max(p[0], left), right); p[1] = Math.min(Math.max(p[1], top), bottom); }
 }
+const pen = document.createElement("canvas").getContext("2d"); // which knows how wide words are
 function labelled(points, at, W, H, r) { // names where there is room for them
+  pen.font = `11.5px ${getComputedStyle(document.body).fontFamily}`;
   const taken = at.map(([x, y]) => [x - r, y - r, x + r, y + r]), out = [];
   const order = points.map((_, i) => i).filter((i) => matches(points[i].entry)).slice(0, 400);
   const free = (box) => box[0] > 4 && box[2] < W - 4 && box[1] > 2 && box[3] < H - 2 && !taken.some((t) => box[0] < t[2] && box[2] > t[0] && box[1] < t[3] && box[3] > t[1]);
   for (const i of order) {
     if (out.length >= LABELLED) break;
-    const words = shorten(points[i].entry.name, 24), wide = words.length * 6.3, [x, y] = at[i];
+    const words = shorten(points[i].entry.name, 24), wide = pen.measureText(words).width, [x, y] = at[i];
     const tries = [[x + r + 4, y + 4, "start"], [x - r - 4, y + 4, "end"], [x, y - r - 5, "middle"], [x, y + r + 13, "middle"]];
     for (const [tx, ty, anchor] of tries) {
       const left = anchor === "start" ? tx : anchor === "end" ? tx - wide : tx - wide / 2, box = [left, ty - 11, left + wide, ty + 3];
@@ -204,7 +207,8 @@ function drawList() {
   table($("list"), ["Network", "Tags", "Layers", "Parameters", "Samples", "Added"], listed.map((entry) => [
     linked(entry), el("span", {}, ...tagged(entry.tags)), counted(entry.layers), many(entry.parameters), counted(entry.samples), day(entry.added),
   ]), [2]);
-  $("found").textContent = total ? `${counted(total)} of ${plural(zoo.entries, "network")}` : zoo.entries ? "No network matches." : "The zoo is empty.";
+  $("list").hidden = !total;
+  $("found").textContent = total ? `${counted(total)} of ${plural(zoo.entries, "network")}` : "No network matches.";
   $("more").hidden = listed.length >= total;
 }
 const search = (offset = 0) => ask("entries", { find: state.find, tag: state.tag, sort: state.sort, offset, limit: PAGE });
@@ -222,7 +226,9 @@ async function refreshList() { // the list and what is faded on the map, as some
 }
 async function showMap() {
   $("find").value = state.find;
-  fill($("tag"), [["", "any"], ...zoo.tags.map((t) => [t.tag, `${t.tag} (${counted(t.count)})`])], state.tag);
+  const tags = zoo.tags.map((t) => [t.tag, `${t.tag} (${counted(t.count)})`]);
+  if (state.tag && !tags.some(([tag]) => tag === state.tag)) tags.push([state.tag, state.tag]); // of very many, the most frequent are listed
+  fill($("tag"), [["", "any"], ...tags], state.tag);
   fill($("sort"), Object.entries(SORTS), state.sort);
   fill($("group"), groupsOf(), state.group);
   check("map-kernel", state.kernel);
@@ -238,7 +244,10 @@ async function showMap() {
 
 // -- one network -----------------------------------------------------------------------------------
 
-function drawNearest(target, found, own) {
+const NOBODY = "No other recording here was made on the same samples in the same way.";
+function drawNearest(target, words, found, own) {
+  words.textContent = `${found.looked_at ? found.words : NOBODY}${leftOut(found)}${found.matches.length ? " Bars have the 95 % level of chance as a mark." : ""}`;
+  target.hidden = !found.matches.length;
   table(target, ["Network", "Score ± error", "", "Tags"], found.matches.map((m) => [
     linked(m.entry), el("span", { title: m.above_chance ? null : "not above chance" }, meter(m.score, m.stderr, m.chance_high, found.kernel), m.above_chance ? "" : el("small", {}, " not above chance"), m.doubtful ? el("small", { title: "too few samples carry it to trust its error" }, " ⚠") : ""),
     linkTo({ view: "pair", a: own, b: m.entry.id }, "compare"), el("span", {}, ...tagged(m.entry.tags)),
@@ -251,6 +260,8 @@ function leftOut(found) {
 async function showEntry() {
   const id = state.id;
   check("near-kernel", state.kernel);
+  $("entry-body").hidden = true;
+  $("entry-title").textContent = "A network";
   for (const target of ["nearest", "relatives"]) $(target).replaceChildren();
   for (const target of ["nearest-words", "relatives-words"]) $(target).textContent = "";
   await working(async (still) => {
@@ -266,6 +277,7 @@ async function showEntry() {
 }
 function drawEntry(entry) {
   document.title = `${entry.name} · ${zoo.name}`;
+  $("entry-body").hidden = false;
   $("entry-title").textContent = entry.name || "without a name";
   $("entry-tags").replaceChildren(...tagged(entry.tags));
   const facts = {
@@ -283,8 +295,7 @@ async function nearestOf(id, still) {
   try {
     const found = await ask(`entries/${id}/nearest`, { kernel: state.kernel });
     if (!still()) return;
-    $("nearest-words").textContent = `${found.words}${leftOut(found)} Bars have the 95 % level of chance as a mark.`;
-    drawNearest($("nearest"), found, id);
+    drawNearest($("nearest"), $("nearest-words"), found, id);
   } catch (error) { if (still()) { $("nearest-words").textContent = error.message; $("nearest").replaceChildren(); } }
 }
 async function relativesOf(entry, still) {
@@ -294,7 +305,7 @@ async function relativesOf(entry, still) {
   } catch (error) { if (still()) $("relatives-words").textContent = error.message; }
 }
 function drawRelatives(found, entry) {
-  $("relatives-words").textContent = `${found.words}${leftOut(found)}`;
+  $("relatives-words").textContent = `${found.looked_at ? found.words : NOBODY}${leftOut(found)}`;
   if (!found.relatives.length) { $("relatives").replaceChildren(); return; }
   table($("relatives"), ["Network", "Moved, dB", "", "Shown by", "Tags"], found.relatives.map((x) => [
     linked(x.entry), el("span", { title: x.summary }, known(x.decibels) ? fixed(x.decibels, 1) : x.shown_by === "noise" ? "–" : "not at all"),
@@ -394,9 +405,8 @@ function drawRecommend(found) {
     : "No network here is linked to a recording of what it was trained on (Zoo.add with trained_on), so nothing can be said.";
   if (found.by_data.length) table($("by-data"), ["Network", "Distance of its data", "Tags", "Parameters"], found.by_data.map((x) => [linked(x.entry), fixed(x.distance), el("span", {}, ...tagged(x.entry.tags)), many(x.entry.parameters)]), [3]);
   else $("by-data").replaceChildren();
-  $("alike-words").textContent = found.alike ? `${found.alike.words}${leftOut(found.alike)}` : found.alike_why;
-  if (found.alike) drawNearest($("alike"), found.alike, found.query.id);
-  else $("alike").replaceChildren();
+  if (found.alike) drawNearest($("alike"), $("alike-words"), found.alike, found.query.id);
+  else { $("alike-words").textContent = found.alike_why; $("alike").replaceChildren(); }
 }
 
 // -- upload ------------------------------------------------------------------------------------------
@@ -429,18 +439,34 @@ async function send() {
 const SHOW = { map: showMap, entry: showEntry, pair: showPair, families: showFamilies, recommend: showRecommend, upload: showUpload };
 function heading() {
   $("title").textContent = zoo.name;
-  $("summary").textContent = `${plural(zoo.entries, "recording")} of networks, on ${plural(zoo.groups.length, "set")} of samples.`;
+  $("summary").textContent = zoo.entries ? `${plural(zoo.entries, "recording")}, on ${plural(zoo.groups.length, "set")} of samples.` : "No recordings yet.";
   $("made").textContent = `Shown by resemblance ${zoo.version}${zoo.read_only ? ", read-only" : ""}.`;
 }
 async function show() {
   hideTip();
   delete document.documentElement.dataset.ready;
+  try { zoo = await ask("zoo"); } catch (error) { // others may have added to it
+    $("problem").textContent = zoo ? error.message : `This zoo cannot be shown: ${error.message}`;
+    $("problem").hidden = false;
+    document.documentElement.dataset.ready = "no";
+    return;
+  }
+  heading();
+  const left = state;
   state = read();
   document.title = zoo.name;
-  for (const section of document.querySelectorAll("[data-view]")) section.hidden = section.dataset.view !== state.view;
+  const empty = !zoo.entries && state.view !== "upload";
+  $("empty").hidden = !empty;
+  $("empty-here").hidden = zoo.read_only;
+  for (const section of document.querySelectorAll("[data-view]")) section.hidden = empty || section.dataset.view !== state.view;
   const offered = Object.entries(VIEWS).filter(([view, name]) => name && !(view === "upload" && zoo.read_only));
   $("views").replaceChildren(...offered.map(([view, name]) => el("a", { href: addressed({ ...DEFAULTS, view, group: state.group }), "aria-current": view === state.view ? "page" : null }, name)));
-  await SHOW[state.view]();
+  if (left.view && (left.view !== state.view || left.id !== state.id)) { // whoever followed a link begins at the head
+    scrollTo({ top: 0, behavior: "instant" });
+    $("main").focus({ preventScroll: true });
+  }
+  if (empty) await working(async () => {});
+  else await SHOW[state.view]();
 }
 followTheme();
 legends();
@@ -454,7 +480,13 @@ let typing = 0;
 $("find").addEventListener("input", () => { state.find = $("find").value; note(); clearTimeout(typing); typing = setTimeout(refreshList, 120); });
 $("tag").addEventListener("change", () => { state.tag = $("tag").value; note(); refreshList(); });
 $("sort").addEventListener("change", () => { state.sort = $("sort").value; note(); refreshList(); });
-$("more").addEventListener("click", async () => { const found = await search(listed.length); listed = [...listed, ...found.entries]; total = found.total; drawList(); });
+$("more").addEventListener("click", () => working(async (still) => {
+  const found = await search(listed.length);
+  if (!still()) return;
+  [listed, total] = [[...listed, ...found.entries], found.total];
+  drawList();
+}));
+$("skip").addEventListener("click", (event) => { event.preventDefault(); $("main").focus(); }); // its address would be that of a view
 $("other").addEventListener("change", () => { if ($("other").value) go({ view: "pair", a: state.id, b: $("other").value }); });
 $("to-recommend").addEventListener("click", () => go({ view: "recommend", query: state.id }));
 $("query").addEventListener("change", () => go({ view: "recommend", query: $("query").value }));
@@ -471,13 +503,5 @@ let frame = 0;
 addEventListener("resize", () => { cancelAnimationFrame(frame); frame = requestAnimationFrame(refit); });
 for (const type of ["beforeprint", "afterprint"]) addEventListener(type, refit);
 addEventListener("hashchange", show);
-try {
-  zoo = await ask("zoo");
-  heading();
-  await show();
-} catch (error) {
-  $("problem").textContent = error.message;
-  $("problem").hidden = false;
-  document.documentElement.dataset.ready = "no";
-}
+await show();
 })();
