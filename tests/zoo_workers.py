@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import os
 
 import numpy as np
 
@@ -41,11 +42,12 @@ def context():
     return found
 
 
-def writes(place, worker, count, shared, pipe):
+def writes(place, worker, count, shared, environment, pipe):
     """Add own and shared recordings, tag some, remove one; tell the ids that must be there."""
     import torch
 
     torch.set_num_threads(1)
+    os.environ.update(environment)  # which the server that it was forked off began without
     zoo = rs.Zoo(place)
     own = [zoo.add(tiny(1000 * (worker + 1) + i)).id for i in range(count)]
     for seed in shared:

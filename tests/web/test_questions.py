@@ -75,6 +75,18 @@ def test_of_very_many_some_are_drawn(zoo, little, monkeypatch):
     assert found["left_out"] == 4
 
 
+def test_gradients_of_another_target_are_on_no_map_with_others(own):
+    with Zoo(own.place) as zoo:
+        before = questions.zoo_map(zoo, own.group, "gradients")
+        other = zoo.add(recorded(network(7), "of another beta", beta=0.0))
+        alone = zoo.add(recorded(network(8), "of features alone", gradients=False))
+        assert other.group == alone.group == own.group
+        found = questions.zoo_map(zoo, own.group, "gradients")
+        seen = {x["id"] for x in questions.zoo_map(zoo, own.group, "features")["points"]}
+    assert found == {**before, "left_out": 1}
+    assert {other.id, alone.id} < seen
+
+
 def test_data_are_set_against_those_that_entries_learned_from(zoo, little):
     found = questions.by_data(zoo, little.id("base"), 5)
     (first,) = found["by_data"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import json
+import os
 import tempfile
 import threading
 import time
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 import resemblance as rs
 import small
 from resemblance.errors import DataError, LayerError, MismatchError
+from resemblance.zoo import folder_store
 from resemblance.zoo.entry import identity
 from resemblance.zoo.kernel_signature import signatures
 from zoo_workers import STORES, adds_until_killed, context, tiny, writes
@@ -213,6 +215,22 @@ def test_export_writes_plain_files(zoo, tmp_path):
             zoo.export(folder, keys)
 
 
+def test_signatures_come_in_blocks_each_entry_once(zoo, monkeypatch):
+    monkeypatch.setattr(folder_store, "AT_ONCE", 2)
+    ids = [entry.id for entry in zoo.add_all(POOL)]
+    group = zoo.entry(ids[0]).group
+    for among in (None, ids[1:4], ids[:1], []):
+        blocks = list(zoo.store.signatures(group, "features", among=among))
+        found = [id for several, _ in blocks for id in several]
+        assert sorted(found) == sorted(ids if among is None else among)
+        assert all(len(several) == len(vectors) for several, vectors in blocks)
+    own = signatures(POOL[2])["features"]
+    assert zoo.store.nearest(group, "features", own, 9)[0][0] == ids[2]
+    near = zoo.store.nearest(group, "features", own, 9, among=ids[3:5])
+    assert {id for id, _ in near} == set(ids[3:5])
+    assert list(zoo.store.signatures("0" * 16, "features", among=ids)) == []
+
+
 # -- against a plain dictionary -------------------------------------------------------------------
 
 which = st.integers(0, len(POOL) - 1)
@@ -298,10 +316,12 @@ def test_a_zoo_is_a_dictionary_that_lasts(kind, steps):
 def test_sixteen_processes_write_at_once(place):
     """Each adds recordings of its own and some that all add, tags, and removes one."""
     own, shared = 3, range(2)
+    writers = 4 if "s3:" in place else 16  # the server answers one request after the other
     start, ends, children = context(), [], []
-    for worker in range(16):
+    store = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    for worker in range(writers):
         here, there = start.Pipe(duplex=False)
-        child = start.Process(target=writes, args=(place, worker, own, shared, there))
+        child = start.Process(target=writes, args=(place, worker, own, shared, store, there))
         child.start()
         there.close()
         ends.append(here)
@@ -312,11 +332,11 @@ def test_sixteen_processes_write_at_once(place):
         assert child.exitcode == 0
     with rs.Zoo(place, create=False) as zoo:
         ids = {entry.id: entry for entry in zoo}
-        assert len(zoo) == len(ids) == 16 * (own - 1) + len(shared)
+        assert len(zoo) == len(ids) == writers * (own - 1) + len(shared)
         assert set(kept) < set(ids)
         for rep in map(tiny, shared):
-            assert ids[identity(rep)].tags == tuple(sorted(f"by {i}" for i in range(16)))
-        assert sum(entry.tags == ("first", "of its writer") for entry in zoo) == 16
+            assert ids[identity(rep)].tags == tuple(sorted(f"by {i}" for i in range(writers)))
+        assert sum(entry.tags == ("first", "of its writer") for entry in zoo) == writers
         assert zoo.verify() == []
         assert all(zoo.get(id).samples == 32 for id in kept[::5])
 
@@ -363,8 +383,10 @@ def test_a_reader_sees_whole_entries_or_none_while_they_come_and_go(place):
     reads, told = 0, []
     try:
         with rs.Zoo(place) as zoo:
-            end = time.monotonic() + 1.5
-            while time.monotonic() < end:
+            begun = time.monotonic()
+            while (spent := time.monotonic() - begun) < 60:
+                if spent > 1.5 and reads + len(told) > 3:
+                    break
                 for entry in zoo:
                     try:
                         assert zoo.get(entry.id) in POOL

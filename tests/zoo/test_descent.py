@@ -223,6 +223,18 @@ def test_entries_with_other_layers_or_damage_are_left_out(tmp_path):
     }
 
 
+def test_copies_without_blocks_or_gradients_are_found(tmp_path):
+    """A recording without blocks has no signature; one with gradients is of the same group."""
+    zoo = Zoo(tmp_path / "z")
+    zoo.add(recorded("int8", gradients=True))
+    zoo.add(recorded("int4", blocks=0))
+    zoo.add(recorded("pruned", blocks=0))
+    assert [x.entry.name for x in zoo.derivatives(recorded("base"))] == ["int8"]
+    found = zoo.derivatives(recorded("base", blocks=0))
+    assert [x.entry.name for x in found] == ["int4", "pruned"]
+    assert found.looked_at == 2
+
+
 def test_pairs_that_cannot_be_matched_need_no_comparison():
     one = recorded("base")
     assert may_be_related(one, recorded("int8"))

@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 
+import made_up
 import resemblance as rs
 import small
 from resemblance.errors import DataError
@@ -15,6 +16,7 @@ from resemblance.zoo.entry import (
     Entry,
     checked_tags,
     described,
+    gradients_of,
     group_of,
     identity,
     is_beginning,
@@ -83,7 +85,7 @@ def test_a_group_is_of_samples_and_settings_not_of_networks():
     assert len({group_of(rep) for rep in (tiny(0), *others)}) == 5
 
 
-def test_targets_and_tokenizers_part_groups():
+def test_pools_and_tokenizers_part_groups_and_targets_do_not():
     rep = small.record()
     tokens = dataclasses.replace(rep.settings, unit="token")
     spoken = [
@@ -92,10 +94,38 @@ def test_targets_and_tokenizers_part_groups():
         )
         for name in ("a", "b")
     ]
-    groups = [group_of(x) for x in (rep, small.record(beta=0.3), small.record(pool="mean"))]
-    assert len({*groups, *map(group_of, spoken)}) == 5
+    others = [small.record(pool="mean"), *spoken]
+    assert len({group_of(x) for x in (rep, *others)}) == 4
+    for same in (small.record(beta=0.3), small.record(gradients=False)):
+        assert group_of(same) == group_of(rep)
     named = dataclasses.replace(rep, model=dataclasses.replace(rep.model, tokenizer="a"))
     assert group_of(rep) == group_of(named)  # samples are no tokens
+
+
+def test_tokens_and_the_order_of_streams_part_groups():
+    rep = tiny(0)
+    every = [rep]
+    for tokens in (2, 3):
+        every.append(
+            dataclasses.replace(rep, settings=dataclasses.replace(rep.settings, tokens=tokens))
+        )
+    keyed = dataclasses.replace(rep.data, order="keyed")
+    for hashes in (("a", "b"), ("b", "a")):
+        every.append(dataclasses.replace(rep, data=keyed, block_hashes=hashes))
+    assert len({group_of(x) for x in every}) == 5
+    named = [dataclasses.replace(rep, block_hashes=hashes) for hashes in (("a",), ("b",))]
+    assert group_of(named[0]) == group_of(named[1])  # as preprocessing may differ
+
+
+def test_what_gradients_are_of_is_known_of_an_entry():
+    reps = [small.record(), small.record(beta=0.3), small.record(gradients=False)]
+    known = [entry_of(rep).gradients for rep in reps]
+    assert known == [gradients_of(rep) for rep in reps]
+    assert known[1:] == ["tempered, beta 0.3", None]
+    assert known[0].startswith("tempered, beta 0.")
+    assert known[0] != known[1]
+    given = made_up.recorded(0, 12)
+    assert gradients_of(given) == given.settings.target
 
 
 def test_an_entry_is_told_by_its_recording_and_comes_back_from_json():

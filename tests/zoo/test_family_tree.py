@@ -15,6 +15,7 @@ from resemblance.zoo import family_tree as module
 from resemblance.zoo.collection import Zoo
 from resemblance.zoo.entry import described
 from resemblance.zoo.family_tree import FamilyTree, family_tree, hung, told
+from zoo_workers import tiny
 
 
 @functools.cache
@@ -145,11 +146,33 @@ def test_the_tree_of_a_real_zoo(tmp_path):
     assert by_name[second].decibels > 30 > by_name["pruned"].decibels
     one = family_tree(zoo, group=zoo.entry("stranger").group)
     assert [x.entry.name for x in one] == ["stranger"]
-    with pytest.raises(DataError, match="no group '00'"):
+    with pytest.raises(
+        DataError, match=f"no group '00' in .*nearest: .*{one.members[0].entry.group}"
+    ):
         family_tree(zoo, group="00")
+    with pytest.raises(DataError, match=r"no group '00' in .*; it is empty"):
+        family_tree(Zoo(tmp_path / "nothing"), group="00")
     files = {rs.load(path).name: path for path in (tmp_path / "z" / "objects").rglob("*.rsm")}
     files["pruned"].write_bytes(b"")
     assert zoo.family_tree().left_out == {"damaged": 1}
+
+
+def test_networks_that_cannot_be_related_stand_alone(tmp_path):
+    """Of logits alone, without a sketch, and features of which one has gradients."""
+    zoo = Zoo(tmp_path / "z")
+    x, _ = digit_copies.unseen()
+    net = digit_copies.trained()
+    for name, options in {
+        "logits": {"layers": ["5"], "gradients": False},
+        "features": {"layers": ["2", "4"], "gradients": False},
+        "both": {"layers": ["2", "4"]},
+    }.items():
+        zoo.add(rs.record(net, x[:100], name=name, **options))
+    zoo.add(tiny(0))
+    found = zoo.family_tree()
+    assert found.counts() == (1, 2)
+    assert {x.entry.name for x in found.members[:2]} == {"features", "both"}
+    assert found.members[1].decibels > 100  # the same network
 
 
 def test_a_tree_of_very_many_is_refused(tmp_path, monkeypatch):

@@ -225,6 +225,28 @@ def test_of_two_writers_of_the_same_the_slower_leaves_no_file(zoo, folder):
     assert zoo.verify() == []
 
 
+def test_a_file_has_its_name_on_the_disk_before_it_is_entered(zoo, monkeypatch):
+    done = []
+    sync, enter = folder_store._sync_folder, FolderStore._enter
+    monkeypatch.setattr(folder_store, "_sync_folder", lambda x: (done.append(x), sync(x)))
+    monkeypatch.setattr(FolderStore, "_enter", lambda *x: (done.append("entered"), enter(*x))[1])
+    zoo.add(OTHER)
+    path = zoo.store._path(zoo.store._found(zoo.entry(OTHER.name).id).file.digest)
+    assert path.parent in done[: done.index("entered")]
+
+
+def test_what_is_entered_while_files_are_listed_is_no_leftover(zoo, monkeypatch):
+    files = FolderStore._files
+    monkeypatch.setattr(FolderStore, "_files", lambda store: (zoo.add(OTHER), files(store))[1])
+    assert zoo.verify(sweep=True) == []
+    assert zoo.get(OTHER.name) == OTHER
+
+
+def test_a_file_that_was_entered_before_it_is_swept_stays(zoo, folder):
+    zoo.store._sweep([the_file(folder)])  # found before it was entered
+    assert zoo.get("net 0") == REP
+
+
 # -- the index ------------------------------------------------------------------------------------
 
 

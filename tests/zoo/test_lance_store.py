@@ -213,17 +213,6 @@ def test_the_nearest_by_an_index_are_nearly_those_of_an_exact_search(tmp_path):
     assert store.nearest(group, "another", vectors[3], 5) == []
 
 
-def test_signatures_come_in_blocks_each_entry_once(zoo):
-    zoo.add_all(map(tiny, range(5)), tags=["b"])
-    group = zoo.entry("net 0").group
-    blocks = list(zoo.store.signatures(group, "features"))
-    assert sum(len(ids) for ids, _ in blocks) == 5
-    assert all(vectors.shape == (len(ids), DEPTHS * WIDTH) for ids, vectors in blocks)
-    zoo.tag("net 3", "c")
-    ((ids, _),) = zoo.store.signatures(group, "features", tag="c")
-    assert ids == [zoo.entry("net 3").id]
-
-
 def test_no_file_of_the_temporary_folder_stays(zoo, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
     Path(tmp_path / "t").mkdir()

@@ -8,7 +8,7 @@ import pytest
 
 from resemblance.errors import DataError, FormatError
 from resemblance.zoo import lance_tables
-from resemblance.zoo.lance_tables import Tables, among, in_the_way
+from resemblance.zoo.lance_tables import Tables, in_the_way, one_of
 
 pytest.importorskip("lancedb")
 
@@ -39,10 +39,10 @@ def test_rows_come_and_go(tables):
     put(tables, "a", "it's", "b")
     put(tables)
     assert tags(tables) == ["a", "b", "it's"]
-    assert tags(tables, among("tag", ["it's", "no"])) == ["it's"]
-    assert tags(tables, among("tag", [])) == []
-    tables.delete("tags", among("tag", ["a"]))
-    tables.update("tags", among("tag", ["b"]), {"tag": "c"})
+    assert tags(tables, one_of("tag", ["it's", "no"])) == ["it's"]
+    assert tags(tables, one_of("tag", [])) == []
+    tables.delete("tags", one_of("tag", ["a"]))
+    tables.update("tags", one_of("tag", ["b"]), {"tag": "c"})
     assert tags(tables) == ["c", "it's"]
     tables.close()
     assert tags(tables) == ["c", "it's"]
@@ -56,7 +56,7 @@ def test_many_writers_at_once(tables, tmp_path):
             own = Tables(str(tmp_path / "db"), "lance:db", schemas, {"tags": 256})
             for k in range(4):
                 put(own, f"{i} {k}")
-            own.delete("tags", among("tag", [f"{i} 0"]))
+            own.delete("tags", one_of("tag", [f"{i} 0"]))
         except BaseException as error:
             failed.append(error)
 

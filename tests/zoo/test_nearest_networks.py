@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import made_up
 import resemblance as rs
@@ -77,6 +78,7 @@ def test_one_layer_is_compared_with_its_namesake_or_that_at_its_depth(zoo):
     assert [(x.entry.name, round(x.score, 6)) for x in found] == [
         (name, round(score, 6)) for name, score in expected
     ]
+    assert all(x.signature == pytest.approx(x.score, abs=4 / 32) for x in found)
     foreign = replace(query, layers=tuple(replace(x, name=f"m{x.name}") for x in query.layers[:3]))
     found = zoo.search(foreign, layer=1, limit=1)
     assert found.layer == "ml1"
@@ -130,22 +132,130 @@ def test_it_stops_where_no_other_can_be_nearer(tmp_path):
     assert found.looked_at == 30
 
 
-def test_other_groups_and_other_recordings_are_counted(zoo, tmp_path):
+@pytest.mark.parametrize(
+    ("layer", "draws"), [(None, (60, 68)), ("l2", (69, 75)), ("l5", (60, 64)), ("l4", (60, 61))]
+)
+def test_the_nearest_of_many_that_are_nearly_alike_is_found(tmp_path, layer, draws):
+    """Of draws at which a search that trusts signatures takes another; l4 is between two depths."""
+    zoo = Zoo(tmp_path / "z")
+    zoo.add_all(network(1, i, name=f"n{i}") for i in range(16))
+    for draw in draws:
+        query = network(0.5, draw)
+        every = zoo.search(query, layer=layer, limit=16)
+        assert every.compared == 16
+        assert zoo.search(query, layer=layer, limit=1).matches[0].entry == every.matches[0].entry
+
+
+def test_a_search_at_one_layer_stops_too(tmp_path):
+    zoo = Zoo(tmp_path / "z")
+    zoo.add_all(network(0.02 if i < 2 else 9, i, name=f"n{i}") for i in range(16))
+    assert zoo.search(network(0, 99), layer="l3", limit=2).compared == 2
+    assert zoo.search(network(0, 99), layer="l4", limit=2).compared == 16
+
+
+def test_other_groups_and_other_recordings_are_counted(tmp_path):
     mixed = Zoo(tmp_path / "z")
     mixed.add(network(0.1, 1))
     mixed.add(network(0.1, 2, samples=80, name="other data"))
     mixed.add(network(0.1, 3, seed=5, name="other seed"))
-    mixed.add(network(0.1, 4, gradients=False, name="no gradients"))
-    found = mixed.search(network(0, 99), kernel="gradients")
+    found = mixed.search(network(0, 99))
     assert [x.entry.name for x in found] == ["n0.1"]
-    # without gradients there is no target, so that settings differ
-    assert found.left_out == {"recorded on other samples or in another way": 3}
+    assert found.left_out == {"recorded on other samples or in another way": 2}
     words = found.summary()
     assert "1 network on data of 90, 90 samples looked at" in words
-    assert "Left out: 3 recorded on other samples or in another way; to search those" in words
+    assert "Left out: 2 recorded on other samples or in another way; to search those" in words
     nothing = mixed.search(network(0, 99, samples=70))
     assert len(nothing) == nothing.looked_at == 0
     assert "None was found." in nothing.summary()
+
+
+def of_target(rep, target):
+    return replace(rep, settings=replace(rep.settings, target=target))
+
+
+@pytest.fixture
+def targets(place):
+    """Entries with gradients of two targets, and one without any."""
+    with Zoo(place) as out:
+        out.add(network(0.4, 1, name="same"), tags=["a"])
+        out.add(of_target(network(0.1, 2, name="another"), "another"), tags=["a"])
+        out.add(network(0.1, 3, gradients=False, name="none"))
+        yield out
+
+
+def test_features_are_searched_whatever_gradients_were_recorded(targets):
+    for query in (network(0, 99), network(0, 99, gradients=False)):
+        found = targets.search(query)
+        assert {x.entry.name for x in found} == {"same", "another", "none"}
+        assert found.matches[2].entry.name == "same"  # the roughest
+        assert (found.looked_at, found.left_out) == (3, {})
+    assert [x.entry.name for x in targets.search("none", tag="a")] == ["another", "same"]
+
+
+@pytest.mark.parametrize("kernel", ["gradients", "product"])
+def test_gradients_are_searched_where_they_are_of_one_target(targets, kernel):
+    found = targets.search(network(0, 99), kernel=kernel, limit=1)
+    assert [x.entry.name for x in found] == ["same"]
+    assert found.looked_at == 1
+    assert found.left_out == {
+        "recorded without gradients": 1,
+        "with gradients of another target or beta": 1,
+    }
+    assert "1 recorded without gradients" in found.summary()
+    found = targets.search("another", kernel=kernel)
+    assert (len(found), found.looked_at) == (0, 0)
+
+
+def test_other_targets_do_not_crowd_out_those_that_count(tmp_path):
+    """Candidates are few, so that entries that cannot be compared must not be among them."""
+    zoo = Zoo(tmp_path / "z")
+    zoo.add_all(of_target(network(0.01, i, name=f"near {i}"), "another") for i in range(20))
+    zoo.add(network(0.5, 99, name="far"))
+    found = zoo.search(network(0, 98), kernel="gradients", limit=1)
+    assert [x.entry.name for x in found] == ["far"]
+
+
+def test_samples_in_another_order_under_the_same_name_are_left_out(tmp_path):
+    """Which no group knows of, as data go by their name."""
+    zoo = Zoo(tmp_path / "z")
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    x = torch.randn(60, 4)
+    for name, data in (("as it was", x), ("turned", x.flip(0))):
+        zoo.add(rs.record(net, data, data_id="x", name=name))
+    found = zoo.search(rs.record(net, x, data_id="x", name="query"))
+    assert [x.entry.name for x in found] == ["as it was"]
+    assert found.left_out == {"recorded on other samples or in another way": 1}
+    assert (found.looked_at, found.compared) == (2, 1)
+
+
+@pytest.mark.parametrize("use", ["search", "derivatives", "family_tree"])
+def test_what_is_removed_meanwhile_is_passed_over(tmp_path, monkeypatch, use):
+    zoo = Zoo(tmp_path / "z")
+    zoo.add_all(network(noise, i) for i, noise in enumerate(NOISES[:3]))
+    query = network(0, 99)
+    listed = zoo.store.entries()
+    zoo.remove("n0.1")
+    monkeypatch.setattr(zoo.store, "entries", lambda **_: listed)  # as it was just before
+    monkeypatch.setattr(zoo.store, "nearest", lambda *_, **__: [(x.id, 1.0) for x in listed])
+    found = zoo.family_tree() if use == "family_tree" else getattr(zoo, use)(query)
+    assert "n0.1" not in {x.entry.name for x in found}
+    assert "damaged" not in found.left_out
+    assert (len(found) if use == "family_tree" else found.looked_at) >= 2
+
+
+def test_a_network_without_a_score_comes_last_and_stops_nothing(tmp_path):
+    zoo = Zoo(tmp_path / "z")
+    f, g = made_up.related(0, SAMPLES, layers=6)
+    flat = {name: np.ones_like(x) for name, x in f.items()}
+    constant = rs.record_arrays(flat, g, data_id=f"data of {SAMPLES}", buckets=0, name="constant")
+    zoo.add(constant)
+    zoo.add_all(network(noise, i) for i, noise in enumerate(NOISES))
+    found = zoo.search(network(0, 99), limit=6)
+    assert [x.entry.name for x in found][-1] == "constant"
+    assert np.isnan(found.matches[-1].score)
+    assert found.to_dict()["matches"][-1]["score"] is None
+    assert [x.entry.name for x in zoo.search(network(0, 99), limit=2)] == ["n0.05", "n0.1"]
 
 
 def test_a_damaged_entry_is_left_out_and_said(tmp_path):
@@ -170,7 +280,7 @@ def test_what_cannot_be_asked_says_so(zoo):
         zoo.search("n0.1", kernel="sum")
     with pytest.raises(LayerError, match="no layer 'l9'; nearest: l5"):
         zoo.search("n0.1", layer="l9")
-    with pytest.raises(MismatchError, match="holds no gradients"):
+    with pytest.raises(MismatchError, match="'product' needs gradients, and 'n0' was recorded"):
         zoo.search(network(0, 9, gradients=False), kernel="product")
     with pytest.raises(DataError, match="found 'n0' without; record it again with blocks above 0"):
         zoo.search(network(0, 9, blocks=0))

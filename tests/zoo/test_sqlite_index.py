@@ -158,6 +158,19 @@ def test_but_not_for_ever(path, monkeypatch):
             sqlite_index._switch_to_wal(db)
 
 
+def test_who_may_only_read_sees_the_last_commit_and_holds_nothing_open(index, path, monkeypatch):
+    other = Index(path)
+    with index.writing() as db:
+        db.execute("INSERT INTO tags VALUES (2, 'in the log')")
+    assert path.with_name("index.sqlite-wal").stat().st_size > 0
+    monkeypatch.setattr(sqlite_index, "_may_write", lambda path: False)
+    assert tags(other) == ["a", "in the log"]
+    with other.reading() as db:
+        pass
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        db.execute("SELECT 1")
+
+
 def test_threads_take_turns(index):
     def work(i):
         for k in range(20):

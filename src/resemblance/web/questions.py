@@ -6,6 +6,7 @@ Answers are what JSON can hold. Ids are whole ones that the server has looked up
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -49,7 +50,8 @@ def zoo_map(zoo: Zoo, group: str, kernel: str) -> dict[str, Any]:
     """Where the networks of a group lie on a plane; of very many, some that lie evenly in them."""
     ids: list[str] = []
     rows: list[np.ndarray] = []
-    for names, vectors in zoo.store.signatures(group, kernel):
+    among, other = (None, 0) if kernel == "features" else _of_one_target(zoo, group)
+    for names, vectors in zoo.store.signatures(group, kernel, among=among):
         ids, rows = ids + names, [*rows, vectors]
     if not ids:
         return {"points": [], "share": 1.0, "left_out": 0}
@@ -59,7 +61,16 @@ def zoo_map(zoo: Zoo, group: str, kernel: str) -> dict[str, Any]:
         {"id": ids[i], "x": round(float(x), 5), "y": round(float(y), 5)}
         for i, (x, y) in zip(chosen, layout.points, strict=True)
     ]
-    return {"points": points, "share": round(layout.share, 4), "left_out": len(ids) - len(points)}
+    left_out = len(ids) - len(points) + other
+    return {"points": points, "share": round(layout.share, 4), "left_out": left_out}
+
+
+def _of_one_target(zoo: Zoo, group: str) -> tuple[list[str], int]:
+    """Entries whose gradients are of the target that most have, and how many are of another."""
+    targets = {x.id: x.gradients for x in zoo.store.entries(group=group) if x.gradients is not None}
+    most, _ = Counter(targets.values()).most_common(1)[0] if targets else (None, 0)
+    ids = [id for id, target in targets.items() if target == most]
+    return ids, len(targets) - len(ids)
 
 
 def by_data(zoo: Zoo, id: str, limit: int) -> dict[str, Any]:

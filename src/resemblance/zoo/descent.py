@@ -221,32 +221,42 @@ def derivatives(zoo: Zoo, query: Given, *, limit: int = 10) -> Descents:
     group = group_of(rep)
     there = [x for x in zoo.store.entries(group=group) if x.id != own]
     matching = {x.id: x for x in there if _may_match(names, x.layers)}
-    near = signature(rep, "features", at_depths(rep))
-    ordered = zoo.store.nearest(group, "features", near, len(there) + 1)
-    chosen = [matching[id] for id, _ in ordered if id in matching]
+    order = _by_features(zoo, rep, group, len(there) + 1)
+    chosen = sorted(matching.values(), key=lambda x: order.get(x.id, len(order)))
     left_out = {
         "recorded on other samples or in another way": len(zoo) - len(there) - (own is not None),
         "with other layers": len(there) - len(matching),
         "farther by features than those looked at": len(chosen[_CANDIDATES:]),
     }
-    relatives, damaged = [], 0
+    relatives, damaged, gone = [], 0, 0
     for other in chosen[:_CANDIDATES]:
         try:
-            theirs = zoo.get(other.id, layers=sorted(set(depths(len(other.layers)))))
+            theirs = zoo.store.read(other.id, sorted(set(depths(len(other.layers)))))
         except FormatError:
             damaged += 1
             continue
-        if may_be_related(rep, theirs) and (found := descent(rep, theirs)).related:
+        if theirs is None:  # it has just been removed
+            gone += 1
+        elif may_be_related(rep, theirs) and (found := descent(rep, theirs)).related:
             relatives.append(Relative(other, found))
     left_out["damaged"] = damaged
     relatives.sort(key=lambda x: -np.nan_to_num(x.descent.decibels, nan=-1e3, posinf=1e3))
     return Descents(
         query=rep.name,
         relatives=tuple(relatives[:limit]),
-        looked_at=min(len(chosen), _CANDIDATES) - damaged,
+        looked_at=min(len(chosen), _CANDIDATES) - damaged - gone,
         left_out={why: count for why, count in left_out.items() if count > 0},
         probe=probe_of(rep),
     )
+
+
+def _by_features(zoo: Zoo, rep: Representation, group: str, limit: int) -> dict[str, int]:
+    """Places of entries in the order of their signatures; without blocks, there are none."""
+    if not rep.block_sizes:
+        return {}
+    near = signature(rep, "features", at_depths(rep))
+    found = zoo.store.nearest(group, "features", near, limit)
+    return {id: place for place, (id, _) in enumerate(found)}
 
 
 def may_be_related(a: Representation, b: Representation) -> bool:

@@ -2,7 +2,8 @@
 
 An entry goes by a hash of all that its recording holds but the circumstances it was made in (dates,
 versions, devices), so that the same thing recorded or added twice is one entry. Entries of one
-group were recorded on the same samples in the same way: they can be compared sample by sample.
+group were recorded on the same samples in the same way: their features can be compared sample by
+sample, and their gradients if those are of one target.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Entry:
     address: str | None  # what the recording says that loads its model: shown, never run
     size: int  # bytes
     trained_on: str | None = None  # id of a recording of a reference model on its training data
+    gradients: str | None = None  # of which target, and at which beta; None: none were recorded
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON can hold them."""
@@ -78,6 +80,7 @@ def described(
         address=rep.model.address,
         size=size,
         trained_on=trained_on,
+        gradients=gradients_of(rep),
     )
 
 
@@ -96,7 +99,10 @@ def identity(rep: Representation) -> str:
 
 
 def group_of(rep: Representation) -> str:
-    """A hash of all that must agree for two recordings to be compared sample by sample."""
+    """A hash of all that must agree for features of two recordings to be compared by sample.
+
+    For gradients, `gradients_of` must agree as well.
+    """
     settings, data = rep.settings, rep.data
     parts = {
         "samples": [data.fingerprint, rep.samples],
@@ -104,10 +110,18 @@ def group_of(rep: Representation) -> str:
         "came": rep.block_hashes if data.order == "keyed" else None,  # in an order of their own
         "unit": [settings.unit, settings.tokens],
         "tokenizer": rep.model.tokenizer if settings.unit == "token" else None,
-        "vectors": [settings.pool, settings.target, settings.beta],
+        "vectors": settings.pool,
     }
     text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:GROUP_DIGITS]
+
+
+def gradients_of(rep: Representation) -> str | None:
+    """What gradients were taken of, in words; None if none were recorded."""
+    if "gradients" not in rep[0].kinds:
+        return None
+    beta = rep.settings.beta
+    return rep.settings.target if beta is None else f"{rep.settings.target}, beta {beta!r}"
 
 
 def probe_of(rep: Representation) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._shown_text import shown
-from ..errors import DataError, FormatError, optional
+from ..errors import DataError, FormatError, nearest, optional
 from ..representation.layer import Recorded
 from ..representation.representation import Representation
 from ..similarity.moved_copies import moved_copies
@@ -161,7 +161,9 @@ def family_tree(zoo: Zoo, *, group: str | None = None) -> FamilyTree:
 
     entries = zoo.store.entries(group=group)
     if group is not None and not entries:
-        raise DataError(f"no group {group!r} in {zoo.store.where}; see `Entry.group`")
+        there = dict.fromkeys(entry.group for entry in zoo.store.entries())
+        known = f"nearest: {nearest(group, there)}" if there else "it is empty"
+        raise DataError(f"no group {group!r} in {zoo.store.where}; {known}")
     by_group: dict[str, list[Entry]] = {}
     for entry in entries:
         by_group.setdefault(entry.group, []).append(entry)
@@ -182,21 +184,24 @@ def family_tree(zoo: Zoo, *, group: str | None = None) -> FamilyTree:
 
 
 def _forest(zoo: Zoo, entries: Sequence[Entry]) -> tuple[list[Kin], int]:
-    """The forest of one group, and how many entries could not be read."""
+    """The forest of one group, and how many entries are damaged."""
     reps: list[Representation] = []
     kept: list[Entry] = []
+    damaged = 0
     for entry in entries:
         try:
-            rep = zoo.get(entry.id, layers=sorted(set(depths(len(entry.layers)))))
+            rep = zoo.store.read(entry.id, sorted(set(depths(len(entry.layers)))))
         except FormatError:
+            damaged += 1
             continue
-        kept.append(entry)
-        reps.append(_sketches(with_own_units(rep)))
+        if rep is not None:  # else it has just been removed
+            kept.append(entry)
+            reps.append(_sketches(with_own_units(rep)))
     near = np.full((len(kept), len(kept)), -np.inf)  # decibels; not related: minus infinity
     for (i, j), moved in moved_copies(reps):
         decibels = min(_EQUAL, mean_decibels(moved.decibels[0]))
         near[i, j] = near[j, i] = decibels
-    return hung(kept, near), len(entries) - len(kept)
+    return hung(kept, near), damaged
 
 
 def hung(entries: Sequence[Entry], near: np.ndarray) -> list[Kin]:  # near: (n, n) decibels

@@ -20,6 +20,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -224,30 +225,47 @@ class FolderStore:
         return None
 
     def signatures(
-        self, group: str, kernel: str, *, tag: str | None = None
+        self, group: str, kernel: str, *, among: Sequence[str] | None = None
     ) -> Iterator[tuple[list[str], np.ndarray]]:
-        tagged = "" if tag is None else "AND number IN (SELECT number FROM tags WHERE tag = ?)"
-        asked = (
-            "SELECT number, id, vector FROM signatures JOIN entries USING (number) WHERE "
-            f"signatures.grp = ? AND kernel = ? AND number > ? {tagged} ORDER BY number LIMIT ?"
-        )
-        last = -1
-        while True:
-            values = (group, kernel, last, *([] if tag is None else [tag]), AT_ONCE)
-            with self._reading() as db:
-                rows = [] if db is None else db.execute(asked, values).fetchall()
-            if not rows:
-                return
-            last = rows[-1][0]
+        for rows in self._vectors(group, kernel, among):
             for length in dict.fromkeys(len(vector) for *_, vector in rows):
                 same = [(id, vector) for _, id, vector in rows if len(vector) == length]
                 joined = b"".join(vector for _, vector in same)
                 yield [id for id, _ in same], np.frombuffer(joined, "<f2").reshape(len(same), -1)
 
     def nearest(
-        self, group: str, kernel: str, signature: np.ndarray, limit: int, *, tag: str | None = None
+        self,
+        group: str,
+        kernel: str,
+        signature: np.ndarray,
+        limit: int,
+        *,
+        among: Sequence[str] | None = None,
     ) -> list[tuple[str, float]]:
-        return exactly_nearest(self.signatures(group, kernel, tag=tag), signature, limit)
+        return exactly_nearest(self.signatures(group, kernel, among=among), signature, limit)
+
+    def _vectors(
+        self, group: str, kernel: str, among: Sequence[str] | None
+    ) -> Iterator[list[tuple[int, str, bytes]]]:
+        """Number, id and signature of some hundred entries at a time."""
+        asked = (
+            "SELECT number, id, vector FROM signatures JOIN entries USING (number) WHERE "
+            "signatures.grp = ? AND kernel = ? AND {} ORDER BY number LIMIT ?"
+        )
+        if among is not None:
+            for start in range(0, len(among), AT_ONCE):
+                ids = among[start : start + AT_ONCE]
+                which = f"id IN ({', '.join('?' * len(ids))})"
+                yield self._fetched(asked.format(which), (group, kernel, *ids, len(ids)))
+            return
+        last = -1
+        while rows := self._fetched(asked.format("number > ?"), (group, kernel, last, AT_ONCE)):
+            yield rows
+            last = rows[-1][0]
+
+    def _fetched(self, asked: str, values: Sequence[str | int]) -> list[Any]:
+        with self._reading() as db:
+            return [] if db is None else db.execute(asked, values).fetchall()
 
     def _loaded(self, row: _Row, layers: Layers) -> Representation:
         """A recording, once its file, or its header if only some layers are read, is what it was.
@@ -283,9 +301,7 @@ class FolderStore:
             yield db
 
     def _rows(self, where: str, values: Sequence[str]) -> list[_Row]:
-        with self._reading() as db:
-            asked = f"{_ROW} {where} ORDER BY number"
-            return [] if db is None else [_as_row(x) for x in db.execute(asked, values).fetchall()]
+        return [_as_row(x) for x in self._fetched(f"{_ROW} {where} ORDER BY number", values)]
 
     def _found(self, id: str) -> _Row | None:
         return next(iter(self._rows("WHERE id = ?", [id])), None)

@@ -29,7 +29,7 @@ from ..representation.file_format import positions
 from ..representation.representation import Representation
 from .entry import Entry, is_beginning, told_by
 from .kernel_signature import DEPTHS, SEARCHED, WIDTH
-from .lance_tables import Tables, among
+from .lance_tables import Tables, one_of
 from .recording_parts import Parts, put_together, taken_apart
 from .store import AT_ONCE, Damage, Layers, Newcomer, State, exactly_nearest
 
@@ -64,9 +64,12 @@ class LanceStore:
             raise DataError(f"{place} is a zoo of files; open it without lance:")
         if local and Path(place).exists() and not Path(place).is_dir():
             raise DataError(f"expected a folder for a zoo, found a file at {place}; name another")
+        missing = DataError(f"no zoo at {self.where}; expected one that `zoo add` made")
         if local and not create and not Path(place, "entries.lance").exists():
-            raise DataError(f"no zoo at {self.where}; expected one that `zoo add` made")
+            raise missing  # before a folder is made
         self._tables = Tables(place, self.where, _schemas, _SHARES)
+        if not create and self._tables.table("entries") is None:
+            raise missing
 
     # -- writing --------------------------------------------------------------------------------
 
@@ -99,7 +102,7 @@ class LanceStore:
             return None
         gone, more = list(remove), list(add)
         if gone:
-            self._tables.delete("tags", f"{among('copy', copies)} AND {among('tag', gone)}")
+            self._tables.delete("tags", f"{one_of('copy', copies)} AND {one_of('tag', gone)}")
         self._tables.add("tags", _tag_columns([(copies[-1], tag) for tag in more]))
         return self.find(id)
 
@@ -122,7 +125,7 @@ class LanceStore:
         """Remove copies: their entries first, so that nobody is led to what is being removed."""
         for i in range(0, len(copies), _AT_ONCE):
             for table in ("entries", "tags", "layers"):
-                self._tables.delete(table, among("copy", copies[i : i + _AT_ONCE]))
+                self._tables.delete(table, one_of("copy", copies[i : i + _AT_ONCE]))
 
     def _replace(self, damaged: Sequence[_Copy], name: str) -> None:
         """Hand on the tags of damaged copies to a whole one, and remove them."""
@@ -135,12 +138,12 @@ class LanceStore:
         """Write down what an entry's network was trained on, if that is news."""
         if trained_on not in (None, copy.entry.trained_on):
             facts = _facts(replace(copy.entry, trained_on=trained_on))
-            self._tables.update("entries", among("copy", [copy.name]), {"facts": facts})
+            self._tables.update("entries", one_of("copy", [copy.name]), {"facts": facts})
 
     # -- reading --------------------------------------------------------------------------------
 
     def entries(self, *, tag: str | None = None, group: str | None = None) -> list[Entry]:
-        where = None if group is None else among("grp", [group])
+        where = None if group is None else one_of("grp", [group])
         return [x for x in self._entries(None, where) if tag is None or tag in x.tags]
 
     def count(self) -> int:
@@ -151,7 +154,7 @@ class LanceStore:
 
     def matching(self, key: str) -> list[Entry]:
         begun = f" OR (id >= '{key}' AND id < '{key}g')" if is_beginning(key) else ""
-        return self._entries(None, f"{among('name', [key])}{begun}")
+        return self._entries(None, f"{one_of('name', [key])}{begun}")
 
     def read(self, id: str, layers: Layers = None) -> Representation | None:
         copies, failed = self._copies([id]).get(id, []), None
@@ -166,15 +169,15 @@ class LanceStore:
         raise failed
 
     def signatures(
-        self, group: str, kernel: str, *, tag: str | None = None
+        self, group: str, kernel: str, *, among: Sequence[str] | None = None
     ) -> Iterator[tuple[list[str], np.ndarray]]:
         table = self._tables.table("entries")
         if table is None or kernel not in SEARCHED:
             return
-        tagged = None if tag is None else {x.id for x in self.entries(tag=tag, group=group)}
+        wanted = None if among is None else set(among)
         seen: set[str] = set()
         column = f"{_SIGNATURE}{kernel}"
-        asked = table.search().where(f"{among('grp', [group])} AND {column} IS NOT NULL")
+        asked = table.search().where(f"{one_of('grp', [group])} AND {column} IS NOT NULL")
         with self._tables.told():
             batches = asked.select(["id", column]).to_batches(AT_ONCE)
             for batch in batches:
@@ -182,16 +185,22 @@ class LanceStore:
                 flat = batch.column(column).flatten().to_numpy(zero_copy_only=False)
                 first = {id: i for i, id in reversed(list(enumerate(ids))) if id not in seen}
                 seen.update(first)
-                keep = sorted(i for id, i in first.items() if tagged is None or id in tagged)
+                keep = sorted(i for id, i in first.items() if wanted is None or id in wanted)
                 if keep:
                     yield [ids[i] for i in keep], flat.reshape(len(ids), -1)[keep]
 
     def nearest(
-        self, group: str, kernel: str, signature: np.ndarray, limit: int, *, tag: str | None = None
+        self,
+        group: str,
+        kernel: str,
+        signature: np.ndarray,
+        limit: int,
+        *,
+        among: Sequence[str] | None = None,
     ) -> list[tuple[str, float]]:
-        if tag is None and self._indexed(kernel):
+        if among is None and self._indexed(kernel):
             return self._nearly_nearest(group, kernel, signature, limit)
-        return exactly_nearest(self.signatures(group, kernel, tag=tag), signature, limit)
+        return exactly_nearest(self.signatures(group, kernel, among=among), signature, limit)
 
     def _loaded(self, copy: _Copy, layers: Layers) -> Representation:
         """A recording or some layers of it, whose bytes are those that were added."""
@@ -207,14 +216,14 @@ class LanceStore:
 
     def _parts(self, copy: _Copy, wanted: Sequence[int]) -> Parts:
         """Some parts of a copy, or an error if they are not what was added."""
-        at = f"{among('copy', [copy.name])} AND position IN ({', '.join(map(str, wanted))})"
+        at = f"{one_of('copy', [copy.name])} AND position IN ({', '.join(map(str, wanted))})"
         rows = self._tables.rows("layers", ["position", "content"], at)
         shared = b"" if copy.shared == _NOTHING else self._shared([copy]).get(copy.name)
         return _checked(copy, wanted, {row["position"]: row["content"] for row in rows}, shared)
 
     def _shared(self, copies: Sequence[_Copy]) -> dict[str, bytes]:
         """What layers of copies share."""
-        where = among("copy", [copy.name for copy in copies])
+        where = one_of("copy", [copy.name for copy in copies])
         rows = self._tables.rows("entries", ["copy", "shared"], where)
         return {row["copy"]: row["shared"] for row in rows}
 
@@ -241,7 +250,7 @@ class LanceStore:
         self, ids: Iterable[str] | None = None, where: str | None = None
     ) -> dict[str, list[_Copy]]:
         """Copies by the id of their entry, the first to come first."""
-        condition = where if ids is None else among("id", sorted(set(ids)))
+        condition = where if ids is None else one_of("id", sorted(set(ids)))
         columns = ["copy", "facts", "parts", "shared_hash"]
         rows = self._tables.rows("entries", columns, condition)
         out: dict[str, list[_Copy]] = {}
@@ -255,7 +264,7 @@ class LanceStore:
 
     def _tags(self, copies: Sequence[str] | None) -> dict[str, set[str]]:
         out: dict[str, set[str]] = {}
-        where = None if copies is None else among("copy", copies)
+        where = None if copies is None else one_of("copy", copies)
         for row in self._tables.rows("tags", ["copy", "tag"], where):
             out.setdefault(row["copy"], set()).add(row["tag"])
         return out
@@ -281,7 +290,7 @@ class LanceStore:
                 self._tables.table("entries")
                 .search(asked, vector_column_name=column)
                 .distance_type("cosine")
-                .where(among("grp", [group]), prefilter=True)
+                .where(one_of("grp", [group]), prefilter=True)
                 .nprobes(64)
                 .refine_factor(4)
                 .limit(2 * limit)
@@ -333,7 +342,7 @@ class LanceStore:
         files: dict[str, dict[int, bytes]] = {copy.name: {} for copy in copies}
         why: dict[str, str] = {}
         try:
-            where = among("copy", list(files))
+            where = one_of("copy", list(files))
             for row in self._tables.rows("layers", ["copy", "position", "content"], where):
                 files[row["copy"]][row["position"]] = row["content"]
             shared = self._shared(copies)

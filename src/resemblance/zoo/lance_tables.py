@@ -23,6 +23,11 @@ _FILES = 64  # of a table, beside a share of its rows, before they are joined
 _OLD = datetime.timedelta(hours=1)  # what nobody reads any more: an earlier version of a table
 _IN_THE_WAY = ("conflict", "concurrent", "too many", "already exists", "retry")
 _NO_WRITING = ("ermission denied", "ead-only", "o space left", "ccess denied", "too large")
+_OUT_OF_REACH = (
+    *("NoSuchBucket", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"),
+    *("CredentialsNotLoaded", "error sending request"),
+)
+_QUOTED = 300  # characters at most: some errors hold whole answers of a server
 
 
 class Tables:
@@ -157,14 +162,19 @@ class Tables:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             text = first_line(error)
+            if any(words in str(error) for words in _OUT_OF_REACH):
+                raise DataError(
+                    f"cannot reach {self._where} ({text[:_QUOTED]}); expected a store that exists, "
+                    "and that your credentials open: see where LanceDB looks for them"
+                ) from error
             if any(words in text for words in _NO_WRITING):
                 raise DataError(
-                    f"cannot write {self._where}: {text}; expected a place that may be written to "
-                    "and has room: make one, or name another"
+                    f"cannot write {self._where}: {text[:_QUOTED]}; expected a place that may be "
+                    "written to and has room: make one, or name another"
                 ) from error
             raise FormatError(
-                f"{self._where} cannot be read or written ({text}); expected tables that Zoo made: "
-                "copy them again"
+                f"{self._where} cannot be read or written ({text[:_QUOTED]}); expected tables that "
+                "Zoo made: copy them again"
             ) from error
 
 
@@ -174,10 +184,10 @@ def in_the_way(error: Exception) -> bool:
     return any(words in text for words in _IN_THE_WAY)
 
 
-def among(column: str, values: Collection[str]) -> str:
+def one_of(column: str, values: Collection[str]) -> str:
     """A condition in SQL: that a column has one of some values.
 
-    >>> among("tag", ["a", "it's"]), among("tag", [])
+    >>> one_of("tag", ["a", "it's"]), one_of("tag", [])
     ("tag IN ('a', 'it''s')", 'false')
     """
     quoted = ", ".join("'{}'".format(value.replace("'", "''")) for value in values)

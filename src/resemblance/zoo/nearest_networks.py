@@ -1,14 +1,13 @@
 """`Zoo.search`: the networks most like a given one, found by signatures and ranked by exact scores.
 
 A search stays inside a group, where networks saw the same samples. Signatures say who may be near
-(`kernel_signature`); of those, as `compare` has them, scores with standard errors decide, from the
-layers at four relative depths alone, or from one layer. Nearest first, they are read until no other
-is likely to be nearer.
+(`kernel_signature`); of those, scores with standard errors decide (`exact_scores`), from the layers
+at four relative depths alone, or from one layer. Nearest first, they are read until no other is
+likely to be nearer.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .._shown_text import shown
-from ..errors import DataError, FormatError, LayerError, ResemblanceWarning, nearest, optional
+from ..errors import DataError, FormatError, LayerError, MismatchError, nearest, optional
 from ..representation.as_given import Given, recording
 from ..representation.file_format import positions
 from ..representation.layer import Layer
 from ..representation.representation import Representation
-from ..similarity.comparison import mean_over_layers, plain
+from ..similarity.comparison import plain
 from ..similarity.kernels import needs
 from ..similarity.layer_matching import Known, by_name
-from ..similarity.two_networks import are_doubtful, compare
-from .entry import Entry, group_of, probe_of
+from .entry import Entry, gradients_of, group_of, probe_of
+from .exact_scores import one_with_many
 from .kernel_signature import DEPTHS, SEARCHED, WIDTH, Searched, depths, signature
 
 if TYPE_CHECKING:
@@ -37,10 +36,12 @@ if TYPE_CHECKING:
 MatchedBy = Literal["depth", "name"]
 _CANDIDATES = 4  # for each network wanted
 _FEWEST = 16  # candidates at least
+_TOGETHER = 10  # that are in memory, and compared, at a time
 _MARGIN = 4 / (DEPTHS * WIDTH) ** 0.5  # how far a signature's cosine may lie from the score
 _OF_ONE = 4 / WIDTH**0.5  # and where it is of one depth
 _OTHER = "recorded on other samples or in another way"
-_WITHOUT = "recorded without {}"
+_WITHOUT = "recorded without gradients"
+_OF_ANOTHER = "with gradients of another target or beta"
 _DAMAGED = "damaged"
 _ITSELF = "the network asked about"
 
@@ -55,7 +56,7 @@ class Neighbour:
     chance_high: float  # what unrelated samples exceed in one of twenty cases; of a mean, at most
     layers: tuple[tuple[str, str], ...]  # the layers compared: of the network, of the entry
     matched_by: MatchedBy  # how they were found
-    signature: float  # the cosine of signatures, which made it a candidate
+    signature: float  # the score by signatures, which made it a candidate
     doubtful: bool  # too few samples carry the score to trust its standard error
 
     @property
@@ -113,7 +114,9 @@ class Found:
         return "\n".join(lines)
 
     def _left_out(self) -> str:
-        parts = [f"{count:,} {why}" for why, count in self.left_out.items()]
+        parts = [
+            why if why == _ITSELF else f"{count:,} {why}" for why, count in self.left_out.items()
+        ]
         remedy = ""
         if _OTHER in self.left_out:
             remedy = f"; to search those, record {shown(self.query)} as they were"
@@ -169,35 +172,36 @@ def search(
     that layer and its namesake, or else the one at its relative depth. Entries are taken in the
     order of their signatures' cosines, until what is left lies four standard errors of a cosine
     below the `limit` best, at most four times `limit` of them: a network that is missed was
-    misjudged by more, or stands behind so many. Cost: one product with all signatures of the
-    group, then the layers needed of each candidate.
+    misjudged by more, or stands behind so many. A group is of samples and of how features were
+    recorded; gradients are compared only if they are of the same target. Cost: one product with all
+    signatures of the group, then the layers needed of each candidate, ten at a time.
     """
     if kernel not in SEARCHED:
         raise DataError(f"kernel must be one of {', '.join(SEARCHED)}; found {kernel!r}")
     asked = _Asked.of(zoo, query, kernel, layer)
-    there = zoo.store.entries(group=asked.group, tag=tag)
-    left_out = _counted_out(zoo, asked, there, tag)
-    candidates = max(_CANDIDATES * limit, _FEWEST)
-    found = zoo.store.nearest(asked.group, kernel, asked.signature(), candidates + 1, tag=tag)
+    group = zoo.store.entries(group=asked.group, tag=tag)
+    there = {x.id: x for x in group if x.id != asked.id and asked.lacks(x) is None}
+    left_out = _counted_out(zoo, asked, group, tag)
+    several = {x.gradients for x in group if x.gradients is not None}
+    among = None if tag is None and (kernel == "features" or len(several) == 1) else list(there)
+    most = max(_CANDIDATES * limit, _FEWEST)
+    found = zoo.store.nearest(asked.group, kernel, asked.signature(), most + 1, among=among)
+    waiting = [(there[id], asked.scale * cosine) for id, cosine in found if id in there][:most]
     near: list[Neighbour] = []
-    for id, cosine in [x for x in found if x[0] != asked.id][:candidates]:
-        scores = sorted((x.score for x in near), reverse=True)
-        if len(scores) >= limit and cosine < scores[limit - 1] - asked.margin:
-            break
-        entry = zoo.store.find(id)
-        if entry is None:  # it has just been removed
-            continue
-        try:
-            near.append(asked.neighbour(zoo, entry, cosine))
-        except FormatError:
-            left_out[_DAMAGED] = left_out.get(_DAMAGED, 0) + 1
-    near.sort(key=lambda x: -np.nan_to_num(x.score, nan=-1.0))
+    while waiting:
+        together = min(_TOGETHER, limit - len(near)) if len(near) < limit else _TOGETHER
+        new, lost = asked.neighbours(zoo, waiting[:together])
+        near = sorted([*near, *new], key=lambda x: -np.nan_to_num(x.score, nan=-1.0))
+        for why in lost:
+            left_out[why] = left_out.get(why, 0) + 1
+        least = near[limit - 1].score - asked.margin if len(near) >= limit else -np.inf
+        waiting = [x for x in waiting[together:] if not x[1] < least]
     return Found(
         query=asked.rep.name,
         kernel=kernel,
         layer=asked.one,
         matches=tuple(near[:limit]),
-        looked_at=sum(set(needs(kernel)) <= set(x.kinds) and x.id != asked.id for x in there),
+        looked_at=len(there),
         compared=len(near),
         left_out=left_out,
         probe=probe_of(asked.rep),
@@ -231,7 +235,15 @@ class _Asked:
 
     @property
     def margin(self) -> float:
-        return _MARGIN if self.one is None else _OF_ONE
+        """How far a score may lie above what signatures say; a layer between depths has none."""
+        if self.one is None:
+            return _MARGIN
+        return _OF_ONE if self.places[0] in depths(len(self.names)) else np.inf
+
+    @property
+    def scale(self) -> float:
+        """What makes a score of a cosine: of one depth, others add length alone."""
+        return 1.0 if self.one is None else DEPTHS**0.5
 
     @property
     def layers(self) -> list[Layer]:
@@ -246,27 +258,42 @@ class _Asked:
         only[at] = self.layers[0]
         return signature(self.rep, self.kernel, only)
 
-    def neighbour(self, zoo: Zoo, entry: Entry, cosine: float) -> Neighbour:
-        """An entry with its score."""
-        places, matched_by = self._counterparts(entry)
-        other = zoo.get(entry.id, layers=sorted(set(places)))
-        mine, theirs = self.layers, _at(other, places)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResemblanceWarning)  # `doubtful` says it
-            found = compare(_numbered(self.rep, mine), _numbered(other, theirs), kernel=self.kernel)
-        scores, _, chance = found.by_layer()
-        value, error = found.mean() if len(mine) > 1 else (scores[0], found.stderr[0, 0])
-        high = np.nan if chance is None else float(mean_over_layers(chance[1])[0])
-        return Neighbour(
-            entry=entry,
-            score=float(value),
-            stderr=float(error),
-            chance_high=high,
-            layers=tuple((a.name, b.name) for a, b in zip(mine, theirs, strict=True)),
-            matched_by=matched_by,
-            signature=cosine,
-            doubtful=bool(are_doubtful(self.rep, found).diagonal().any()),
-        )
+    def lacks(self, entry: Entry) -> str | None:
+        """Why an entry of the group has nothing to compare with, or None."""
+        if self.kernel == "features":
+            return None
+        if entry.gradients is None:
+            return _WITHOUT
+        return None if entry.gradients == gradients_of(self.rep) else _OF_ANOTHER
+
+    def neighbours(
+        self, zoo: Zoo, candidates: Sequence[tuple[Entry, float]]
+    ) -> tuple[list[Neighbour], list[str]]:
+        """Entries with their scores, and why others have none; what was just removed is neither."""
+        lost: list[str] = []
+        there: list[tuple[Entry, float, MatchedBy]] = []
+        reps: list[Representation] = []
+        for entry, cosine in candidates:
+            places, matched_by = self._counterparts(entry)
+            try:
+                rep = zoo.store.read(entry.id, sorted(set(places)))
+            except FormatError:
+                lost.append(_DAMAGED)
+                continue
+            if rep is not None:
+                reps.append(replace(rep, layers=tuple(_at(rep, places))))
+                there.append((entry, cosine, matched_by))
+        own = replace(self.rep, layers=tuple(self.layers))
+        out = []
+        scores = one_with_many(own, reps, self.kernel)
+        for (entry, cosine, matched_by), rep, found in zip(there, reps, scores, strict=True):
+            if found is None:
+                lost.append(_OTHER)
+                continue
+            pairs = tuple(zip(own.layer_names, rep.layer_names, strict=True))
+            values = (found.score, found.stderr, found.chance_high, pairs)
+            out.append(Neighbour(entry, *values, matched_by, cosine, found.doubtful))
+        return out, lost
 
     def _counterparts(self, entry: Entry) -> tuple[Sequence[int], MatchedBy]:
         count = len(entry.layers)
@@ -321,8 +348,11 @@ def _check(rep: Representation, kernel: Searched) -> None:
             f"expected a recording with blocks, found {rep.name!r} without; record it again with "
             "blocks above 0"
         )
-    for kind in needs(kernel):
-        rep[0].recorded(kind)  # or it says how to record it
+    if not set(needs(kernel)) <= set(rep[0].kinds):
+        raise MismatchError(
+            f"kernel {kernel!r} needs gradients, and {rep.name!r} was recorded without; search by "
+            "features, or record it again with gradients"
+        )
 
 
 def _at(rep: Representation, places: Sequence[int]) -> list[Layer]:
@@ -331,22 +361,17 @@ def _at(rep: Representation, places: Sequence[int]) -> list[Layer]:
     return [rep[kept.index(place)] for place in places]
 
 
-def _numbered(rep: Representation, layers: Sequence[Layer]) -> Representation:
-    """Layers that are compared one by one, whatever their names, and nothing of behaviour."""
-    named = (replace(x, name=f"depth {i}", bare_name="") for i, x in enumerate(layers))
-    return replace(rep, layers=tuple(named), outputs=None)
-
-
 def _counted_out(
     zoo: Zoo, asked: _Asked, there: Sequence[Entry], tag: str | None
 ) -> dict[str, int]:
     """Why entries are not looked at, and how many."""
     every = len(zoo) if tag is None else len(zoo.store.entries(tag=tag))
-    lacking = [set(needs(asked.kernel)) - set(x.kinds) for x in there]
+    lacking = [asked.lacks(x) for x in there]
     out = {
         _ITSELF: sum(x.id == asked.id for x in there),
         _OTHER: every - len(there),
-        _WITHOUT.format("gradients"): sum(map(bool, lacking)),
+        _WITHOUT: lacking.count(_WITHOUT),
+        _OF_ANOTHER: lacking.count(_OF_ANOTHER),
     }
     return {why: count for why, count in out.items() if count > 0}
 

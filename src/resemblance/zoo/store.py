@@ -72,14 +72,20 @@ class Store(Protocol):
         """All that is not as it should be; `sweep` removes what writers that died left."""
 
     def signatures(
-        self, group: str, kernel: str, *, tag: str | None = None
+        self, group: str, kernel: str, *, among: Sequence[str] | None = None
     ) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Ids and signatures (n, d) of a group, some hundred at a time."""
+        """Ids and signatures (n, d) of a group, or of some ids of it, some hundred at a time."""
 
     def nearest(
-        self, group: str, kernel: str, signature: np.ndarray, limit: int, *, tag: str | None = None
+        self,
+        group: str,
+        kernel: str,
+        signature: np.ndarray,
+        limit: int,
+        *,
+        among: Sequence[str] | None = None,
     ) -> list[tuple[str, float]]:
-        """Ids and cosines of the nearest signatures of a group, the nearest first."""
+        """Ids and cosines of the nearest signatures of a group, or of some ids of it."""
 
     def close(self) -> None:
         """Let go of files that are held open."""
