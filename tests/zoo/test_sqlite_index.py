@@ -56,6 +56,27 @@ def test_nothing_is_there_before_something_is_written(path):
     assert tags(index) == []
 
 
+def test_what_another_makes_while_it_is_looked_at_is_there_or_not(path):
+    """Not half of it, which would pass for a database of something else."""
+
+    class Interrupted(sqlite3.Connection):
+        def execute(self, *asked):
+            rows = super().execute(*asked).fetchall()
+            with Index(path).writing():
+                pass
+            return Rows(rows)
+
+    class Rows(list):
+        def fetchone(self):
+            return self[0]
+
+    path.touch()
+    db = sqlite3.connect(path, factory=Interrupted, isolation_level=None)
+    assert not Index(path)._begun(db)
+    assert Index(path)._begun(db)
+    db.close()
+
+
 def test_commits_are_on_the_disk_when_they_return(index):
     with index.reading() as db:
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)

@@ -170,11 +170,11 @@ class Index:
 
     def _begun(self, connection: sqlite3.Connection) -> bool:
         """Whether tables are there, or an error if they are not those of this version."""
-        version, application = (
-            connection.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("user_version", "application_id")
+        asked = (  # at once, as somebody may be making them
+            "SELECT user_version, application_id, (SELECT count(*) FROM sqlite_master) "
+            "FROM pragma_user_version, pragma_application_id"
         )
-        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        version, application, tables = connection.execute(asked).fetchone()
         if version == application == tables == 0:
             return False
         if application != _APPLICATION or version < 1:
