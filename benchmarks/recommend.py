@@ -14,7 +14,7 @@ scores    one pass of each source over the images of each target, and every scor
 judge     rank by each score against what fine-tuning reached (`recommend_judged`), and write
           results/recommend_FORM.json.
 
-`--form cpu` has small networks, and is what two cores do in two hours; `--form gpu` has ResNet-18s.
+`--form cpu` has small networks, and takes one core 75 minutes; `--form gpu` has ResNet-18s.
 `--quick` is a few of each, to see that all of it runs.
 """
 

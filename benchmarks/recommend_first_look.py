@@ -93,7 +93,8 @@ def main() -> None:
     pools = load(setting.data)
     pairs = {(x["source"], x["target"]): x for x in lines(setting.work / "pairs.jsonl")}
     targets = [t for t in setting.targets if all((s, t) in pairs for s in setting.sources)]
-    trained = [s for s in setting.sources if SOURCES[s].length > 0]
+    here = [s for s in setting.sources if SOURCES[s].data in pools]  # whose images are there
+    trained = [s for s in here if SOURCES[s].length > 0]
     plain = [s for s in trained if SOURCES[s].labels == "own" and SOURCES[s].length == 1]
     result: dict[str, dict[str, dict[str, float]]] = {}
     for reference in REFERENCES:

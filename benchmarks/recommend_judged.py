@@ -21,7 +21,9 @@ import numpy as np
 import torch
 from scipy.stats import weightedtau
 
+from resemblance.recommending.layer_scores import BY_LAYER, Scored
 from resemblance.recommending.probe_interval import expected_probe, wilson
+from resemblance.recommending.ranking_rule import starting_layer
 
 from .digits import write
 from .recommend_networks import SOURCES, TARGETS
@@ -266,33 +268,47 @@ _COMBINED = {
 
 
 def _layers(targets: Sequence[Target]) -> dict[str, Any]:
-    """How far the probe at a chosen layer is below the best probe, over all pairs."""
-    short: dict[str, list[list[float]]] = {}
-    for target in targets:
-        own: dict[str, list[float]] = {}
-        for probes, line in zip(target.probes, target.lines, strict=True):
-            best, names = max(probes.values()), list(probes)
-            picks = {"last": names[-1], "middle": names[len(names) // 2]}
-            picks |= {"one before the last": names[-2]}
-            for score in ("ridge", "log_me", "h_score", "shrunk_h_score", "trans_rate"):
-                along = {name: line["layers"][name][score] for name in names}
-                most = max(along.values())
-                picks[score] = [name for name in names if along[name] == most][-1]
-            for how, layer in picks.items():
-                own.setdefault(how, []).append(best - probes[layer])
-        for how, values in own.items():
-            short.setdefault(how, []).append(values)
-    rng = np.random.default_rng(0)
-    out = {}
-    for how, rows in short.items():
-        x = np.array(rows)  # (targets, sources)
-        draws = [
-            x[rng.integers(0, len(x), len(x))][:, rng.integers(0, x.shape[1], x.shape[1])].mean()
+    """How far the probe at a chosen layer is below the best probe, over all pairs, and by how much
+    less than at ridge's layer: draws of targets and sources are the same for all ways to choose."""
+    ways = list(_picks(targets[0].lines[0]))
+    short = np.array([[_short(*pair) for pair in _pairs(target)] for target in targets])
+    rng, (many, sources, _) = np.random.default_rng(0), short.shape
+    draws = np.array(
+        [
+            short[rng.integers(0, many, many)][:, rng.integers(0, sources, sources)].mean((0, 1))
             for _ in range(_DRAWS)
         ]
-        right = float((x <= 1e-9).mean())
-        out[how] = {"short": float(x.mean()), "interval": _interval(np.array(draws)), "best": right}
-    return out
+    )  # (draws, ways)
+    base = ways.index("ridge")
+    return {
+        way: {
+            "short": float(short[..., i].mean()),
+            "interval": _interval(draws[:, i]),
+            "best": float((short[..., i] <= 1e-9).mean()),
+            "less_ridge": float((short[..., i] - short[..., base]).mean()),
+            "less_ridge_interval": _interval(draws[:, i] - draws[:, base]),
+        }
+        for i, way in enumerate(ways)
+    }
+
+
+def _pairs(target: Target) -> Iterable[tuple[dict[str, float], dict[str, Any]]]:
+    return zip(target.probes, target.lines, strict=True)
+
+
+def _short(probes: dict[str, float], line: dict[str, Any]) -> list[float]:  # of each way
+    return [max(probes.values()) - probes[layer] for layer in _picks(line).values()]
+
+
+def _picks(line: dict[str, Any]) -> dict[str, str]:
+    """The layer that each way to choose one takes; of equals, the later."""
+    names = list(line["layers"])
+    picks = {"last": names[-1], "middle": names[len(names) // 2]}
+    along = {s: np.array([line["layers"][name][s] for name in names]) for s in BY_LAYER}
+    along["ridge and log_me"] = _standard(along["ridge"]) + _standard(along["log_me"])
+    for way, values in along.items():
+        picks[way] = names[np.flatnonzero(values == values.max())[-1]]
+    return picks
 
 
 def _logit(p: float, n: int) -> float:
@@ -345,12 +361,11 @@ def _expected(targets: Sequence[Target]) -> dict[str, Any]:
 
 
 def _chosen_layers(target: Target) -> tuple[list[float], list[float], int]:
-    """Leave-one-out accuracy and the probe's, at the layer that the first says, of each source."""
+    """Leave-one-out accuracy and the probe's, at the layer to start from, of each source."""
     shares, reached = [], []
-    for probes, line in zip(target.probes, target.lines, strict=True):
-        along = {name: line["layers"][name]["ridge"] for name in probes}
-        layer = [name for name in along if along[name] == max(along.values())][-1]
-        shares.append(along[layer])
+    for probes, line in _pairs(target):
+        layer = starting_layer(Scored(line["layers"], line["outputs"]))
+        shares.append(line["layers"][layer]["ridge"])
         reached.append(probes[layer])
     return shares, reached, TARGETS[target.name].fit
 

@@ -92,7 +92,7 @@ def test_numbers_as_json_and_as_a_file(nets, run):
     assert status == 0
     content = json.loads(out)
     assert content["score"] == "log_me"
-    assert content["budget"] == "1 candidates"
+    assert content["budget"] == "1 candidate"
     assert len(content["ranked"]) == 1
     assert json.loads((nets / "found.json").read_text())["ranked"][0]["layer"] == "2"
 

@@ -87,3 +87,18 @@ def nce(p, y):
         same = [j for j in range(n) if top[j] == top[i]]
         total += np.log(sum(y[j] == y[i] for j in same) / len(same))
     return total / n
+
+
+def ridge(f, y):
+    """Each sample by a fit to all others, at the ridge of least squared error: n fits a ridge."""
+    n, kernel = len(f), f @ f.T
+    t = np.stack(classes_of(y), 1).astype(float)
+    tried = []
+    for alpha in 10.0 ** np.linspace(-5, 3, 17) * np.trace(kernel) / n:
+        out = np.zeros_like(t)
+        for i in range(n):
+            rest = np.arange(n) != i
+            inner = kernel[np.ix_(rest, rest)] + alpha * np.eye(n - 1)
+            out[i] = kernel[i, rest] @ np.linalg.solve(inner, t[rest])
+        tried.append((((out - t) ** 2).sum(), (out.argmax(1) == t.argmax(1)).mean()))
+    return min(tried)[1]

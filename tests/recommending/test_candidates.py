@@ -54,7 +54,7 @@ def test_an_entry_without_a_network_is_left_out_and_said(zoo):
     field = gathered(opened, {"two": networks["two"]})
     assert names(field) == ["two"]
     assert [(one.name, one.why) for one in field.left_out] == [
-        ("one", "models= has no network for it")
+        ("one", "models has no network for it")
     ]
     assert len(gathered(opened).left_out) == 2
 
@@ -66,12 +66,13 @@ def test_an_address_is_run_only_if_it_is_repeated(zoo, tmp_path):
     rep = rs.record(network(7), X, name="three", progress=False)
     opened.add(dataclasses.replace(rep, model=dataclasses.replace(rep.model, address=address)))
     why = {one.name: one.why for one in gathered(opened).left_out}
-    assert f"its address {address!r} is run only if trust= repeats it" in why["three"]
+    assert f"its address {address!r} is run only if trust repeats it" in why["three"]
     for trust in (address, [address]):
         (found,) = gathered(opened, trust=trust).candidates
         with pytest.raises(SystemExit, match="was run"):
             found.load()
-    assert not gathered(opened, trust=[str(tmp_path)]).candidates
+    for other in ([str(tmp_path)], f"{address}s", [f"{address}s"]):  # not even by a letter
+        assert not gathered(opened, trust=other).candidates
 
 
 def test_a_network_of_other_weights_is_refused(zoo):
@@ -84,7 +85,20 @@ def test_a_network_of_other_weights_is_refused(zoo):
 def test_one_network_on_two_probes_is_one_candidate(zoo):
     opened, networks, _ = zoo
     opened.add(rs.record(networks["one"], X[:100], name="one", progress=False))
-    assert sorted(names(gathered(opened, networks))) == ["one", "two"]
+    for models in (networks, lambda entry: networks[entry.name]):
+        field = gathered(opened, models)
+        assert sorted(names(field)) == ["one", "two"]
+        assert field.left_out == []
+
+
+def test_recordings_of_training_data_are_no_candidates(zoo):
+    opened, networks, _ = zoo
+    data = opened.add(rs.record(network(8), X + 1, name="data of three", progress=False))
+    seen = rs.record(network(3), X, name="three", progress=False)
+    opened.add(seen, trained_on=data.id)
+    field = gathered(opened, {**networks, "three": network(3)})
+    assert sorted(names(field)) == ["one", "three", "two"]
+    assert field.left_out == []
 
 
 def test_names_that_several_have_are_told_apart(zoo):

@@ -43,6 +43,12 @@ def test_the_shrinkage_is_that_of_ledoit_and_wolf(n, d):
     assert shrunk_h_score(f, y) == pytest.approx(plain.shrunk_h_score(f, y, share), rel=1e-6)
 
 
+def test_a_single_feature_is_not_shrunk():
+    f, y = task(50, 1)
+    assert shrinkage(FeatureSpectrum.of(f).centred()) == LedoitWolf().fit(f).shrinkage_ == 0
+    assert shrunk_h_score(f, y) == pytest.approx(h_score(f, y))
+
+
 def test_equal_variances_are_shrunk_whole():
     f = np.array([[1.0, 0], [-1, 0], [0, 1], [0, -1]])
     assert shrinkage(FeatureSpectrum.of(f)) == 1

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 from candidate_networks import network, task
+from torch import nn
 
 import resemblance as rs
 from resemblance.errors import MismatchError
+from resemblance.recommending import data_likeness
 from resemblance.recommending.data_likeness import data_distance, why_not
 
 NET = network()
@@ -31,6 +34,24 @@ def test_it_is_the_distance_of_folded_means():
     a, b = (rep[0].features.sketch.total.numpy() / rep.samples for rep in (one, two))
     expected = ((a - b) ** 2).sum() / np.sqrt((a**2).sum() * (b**2).sum())
     assert data_distance(one, two) == pytest.approx(expected)
+
+
+def test_it_is_of_means_however_many_samples_there_are():
+    assert data_distance(recorded(X), recorded(torch.cat([X, X]))) == pytest.approx(0, abs=1e-9)
+
+
+def test_a_reference_that_sees_nothing_finds_no_distance():
+    dead = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    nn.init.constant_(dead[0].bias, -1e6)
+    one, two = (recorded(x, dead, layers=["1"]) for x in (X, X + 1))
+    assert data_distance(one, two) == 0
+
+
+def test_recordings_that_keep_no_means_are_refused(monkeypatch):
+    monkeypatch.setattr(data_likeness, "_mean", lambda *_: None)
+    here = recorded(X)
+    with pytest.raises(MismatchError, match="keeps no means"):
+        data_distance(here, here)
 
 
 def test_recordings_that_share_no_coordinates_are_refused():

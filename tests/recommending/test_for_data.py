@@ -1,6 +1,7 @@
 """`recommend` from end to end: with a dict, with a zoo, with labels and without."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 import resemblance as rs
 from resemblance.errors import DataError
+from resemblance.recommending.layer_scores import SCORES
 
 X, Y = task()
 
@@ -34,6 +36,11 @@ def test_the_network_that_sees_what_matters_comes_first_and_the_blind_one_last()
         assert one.layer in ("1", "3")
         assert one.seconds > 0
     assert found.best.expected.low > found["blind"].expected.value
+    assert "not told apart from the first by these samples" not in found["blind"].reasons
+    for one in found:
+        along = one.scores.along("ridge")
+        assert f"{along[one.layer]:.0%} of labels" in one.reasons[0]
+        assert ("its last layer" in one.reasons[1]) == (one.layer != "3")
 
 
 def test_fits_to_these_samples_reach_on_others_what_is_expected():
@@ -68,23 +75,46 @@ def test_without_labels_there_is_an_order_and_a_warning_of_what_it_is_worth():
         rs.recommend(networks(), X, score="ridge")
 
 
-@pytest.mark.parametrize("score", ["ridge", "log_me", "h_score", "leep", "nce", "trans_rate"])
+@pytest.mark.parametrize("score", SCORES)
 def test_any_score_ranks(score):
     found = rs.recommend(networks(), X, Y, score=score)
     assert found.score == score
     values = [one.value for one in found]
     assert values == sorted(values, reverse=True)
+    assert all(map(math.isfinite, values))
+    assert all(one.expected is not None for one in found)
+
+
+def test_of_equals_the_smaller_comes_first():
+    large = network(0)
+    large.register_parameter("idle", nn.Parameter(torch.zeros(99)))
+    found = rs.recommend({"large": large, "small": network(0)}, X, Y)
+    assert found[0].value == found[1].value
+    assert [one.name for one in found] == ["small", "large"]
+    assert "not told apart from the first by these samples" in found["large"].reasons
+
+
+def test_a_network_whose_layers_are_dead_is_not_recommended():
+    dead = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 4))
+    nn.init.constant_(dead[0].bias, -1e6)
+    found = rs.recommend({"dead": dead, "sees": network(0)}, X, Y)
+    assert [one.name for one in found] == ["sees", "dead"]
 
 
 def test_one_that_fails_does_not_stop_the_others():
     def absent():
         raise OSError("no such file")
 
-    found = rs.recommend({"broken": Broken(), "absent": absent, "sees": network(0)}, X, Y)
+    def leaves():
+        raise SystemExit("usage: train.py")
+
+    tried = {"broken": Broken(), "absent": absent, "leaves": leaves, "sees": network(0)}
+    found = rs.recommend(tried, X, Y)
     assert [one.name for one in found] == ["sees"]
     whys = {one.name: one.why for one in found.left_out}
     assert "no such thing" in whys["broken"]
     assert whys["absent"] == "OSError: no such file"
+    assert whys["leaves"] == "SystemExit: usage: train.py"
     assert "broken was left out" in found.summary()
     with pytest.raises(DataError, match="no candidate could be run"):
         rs.recommend({"broken": Broken()}, X, Y)
@@ -102,12 +132,16 @@ def test_a_budget_is_kept_and_said():
     assert len(found) == 2
     assert found.left_out[0].why == "the budget of 2 candidates was spent"
     assert rs.recommend(networks(), X, Y, budget="1h").left_out == ()
+    failed = rs.recommend({"broken": Broken(), "sees": network(0)}, X, Y, budget=1)
+    assert [one.name for one in failed] == ["sees"]  # what fails does not count
 
 
 def test_samples_are_drawn_by_class_and_counted():
     found = rs.recommend(networks(), X, Y, samples=100)
     assert (found.samples, found.total) == (100, 240)
     assert "100 labelled samples drawn of 240" in found.summary()
+    again, other = (rs.recommend(networks(), X, Y, samples=100, seed=seed) for seed in (0, 1))
+    assert found.best.scores == again.best.scores != other.best.scores
 
 
 def test_models_are_left_as_they_were():
@@ -177,8 +211,13 @@ def test_a_reference_without_links_is_said(tmp_path):
     own = networks()
     zoo, _ = filled(tmp_path / "zoo", own, X)
     with zoo:
-        found = rs.recommend(zoo, X, Y, models=own, reference=network(9))
-    assert any("No candidate is linked" in note for note in found.notes)
+        for found in (
+            rs.recommend(zoo, X, Y, models=own, reference=network(9)),
+            rs.recommend(zoo, X, Y, models=own),
+            rs.recommend(own, X, Y, reference=network(9)),
+        ):
+            assert any("No candidate is linked" in note for note in found.notes)
+    assert not any("linked" in note for note in rs.recommend(own, X, Y).notes)
 
 
 def test_what_is_shown_is_never_run(tmp_path):

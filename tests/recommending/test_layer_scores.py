@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import plain_scores as plain
 import pytest
 import torch
 from candidate_networks import network, task
@@ -10,7 +11,8 @@ from candidate_networks import network, task
 from resemblance.analysis.leave_one_out import leave_one_out
 from resemblance.recommending.candidate_pass import Look, seen
 from resemblance.recommending.class_separation import h_score, shrunk_h_score, trans_rate
-from resemblance.recommending.layer_scores import SCORES, Scored, scored
+from resemblance.recommending.feature_spectrum import FeatureSpectrum
+from resemblance.recommending.layer_scores import SCORES, Scored, ridge_accuracy, scored
 from resemblance.recommending.maximum_evidence import log_me
 from resemblance.recommending.own_predictions import leep, nce
 from resemblance.recommending.query_samples import Query
@@ -38,10 +40,35 @@ def test_each_is_what_its_own_function_says(found):
 
 def test_ridge_is_leave_one_out(found):
     net, x, y, all_scores = found
-    plain = leave_one_out(net, x, y).accuracies
-    assert all_scores.along("ridge") == pytest.approx(dict(plain))
-    assert all_scores.best("ridge") == max(plain.values())
-    assert all_scores.last("ridge") == plain["3"]
+    own = leave_one_out(net, x, y).accuracies
+    assert all_scores.along("ridge") == pytest.approx(dict(own))
+    assert all_scores.best("ridge") == max(own.values())
+
+
+@pytest.mark.parametrize(("n", "d"), [(40, 6), (25, 60)])
+def test_ridge_is_a_fit_to_all_others(n, d):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, n)
+    f = rng.normal(size=(n, d)) + np.eye(3, d)[y]
+    assert ridge_accuracy(FeatureSpectrum.of(f), y) == pytest.approx(plain.ridge(f, y))
+    assert ridge_accuracy(FeatureSpectrum.of(f), np.array(["b", "a", "c"])[y]) > 0.4
+
+
+@pytest.mark.parametrize("dead", [np.zeros((30, 5)), np.full((30, 5), 0.7)])
+def test_features_that_do_not_vary_tell_nothing(dead):
+    """Not by a rounding error of the labels themselves, either."""
+    y = np.arange(30) % 3
+    assert ridge_accuracy(FeatureSpectrum.of(dead), y) <= 1 / 3
+    assert h_score(dead, y) == shrunk_h_score(dead, y) == 0
+    assert trans_rate(dead, y) == pytest.approx(0, abs=1e-9)
+    assert np.isfinite(log_me(dead, y))
+
+
+def test_classes_of_one_sample_have_scores_and_no_hits():
+    f = np.random.default_rng(0).normal(size=(6, 4))
+    y = np.arange(6)
+    assert ridge_accuracy(FeatureSpectrum.of(f), y) == 0
+    assert all(np.isfinite(s(f, y)) for s in (log_me, h_score, shrunk_h_score, trans_rate))
 
 
 def test_only_what_is_wanted_and_possible_is_computed():
@@ -54,7 +81,6 @@ def test_only_what_is_wanted_and_possible_is_computed():
     assert all(set(own) == {"mean_embedding", "log_ratio"} for own in none.layers.values())
     assert none.outputs == {}
     assert math.isnan(none.best("ridge"))
-    assert math.isnan(none.last("ridge"))
 
 
 def test_what_is_not_a_number_is_left_out_along_layers():

@@ -6,6 +6,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from resemblance.errors import DataError, FormatError
+from resemblance.recommending import model_files
 from resemblance.recommending.model_files import networks_in
 
 NETS = """
@@ -42,6 +43,22 @@ def test_a_table_of_addresses_and_weights(folder):
     for name in ("filled", "also"):
         assert torch.equal(made[name].weight, state["weight"])
     assert not torch.equal(made["plain"].weight, state["weight"])
+
+
+def test_weights_are_pretrained_if_the_table_says_so(folder, monkeypatch):
+    asked = []
+
+    def load(model, **options):
+        asked.append((model, options))
+        return nn.Linear(3, 2)
+
+    monkeypatch.setattr(model_files, "load_model", load)
+    (folder / "models.toml").write_text(
+        '[models]\na = { model = "timm:x", pretrained = true }\nb = { model = "timm:x" }\n'
+    )
+    made = [make() for make in networks_in("models.toml", device="meta").values()]
+    assert [options["pretrained"] for _, options in asked] == [True, False]
+    assert all(net.weight.device.type == "meta" for net in made)
 
 
 def test_a_function_that_gives_networks_or_what_makes_them(folder):

@@ -26,6 +26,20 @@ def test_predictions_that_tell_labels_have_likelihood_one():
     assert nce(P, Y) <= 0
 
 
+def test_a_rare_label_is_as_unlikely_as_it_is():
+    p, labels = np.full((2001, 2), 0.5), np.arange(2001) == 2000
+    share = 1 / 2001
+    expected = (1 - share) * np.log(1 - share) + share * np.log(share)
+    assert leep(p, labels) == pytest.approx(expected, rel=1e-10)
+    assert nce(p, labels) == pytest.approx(expected, rel=1e-10)
+
+
+def test_a_class_that_is_never_predicted_tells_nothing():
+    wide = np.concatenate([P, np.zeros((50, 1))], 1)
+    assert leep(wide, Y) == pytest.approx(leep(P, Y), rel=1e-12)
+    assert nce(wide, Y) == pytest.approx(nce(P, Y), rel=1e-12)
+
+
 def test_what_is_no_distribution_is_refused():
     with pytest.raises(DataError, match="each of which sums to one"):
         leep(P * 2, Y)

@@ -34,6 +34,12 @@ def test_an_expected_accuracy_is_inside_its_interval(share):
         assert plain.value == pytest.approx(0.3)
 
 
+def test_of_endless_samples_the_spread_is_what_remains():
+    found = expected_probe(0.5, 10**12, shift=0.1, spread=0.3)
+    for end, side in ((found.low, -1), (found.high, 1)):
+        assert math.log(end / (1 - end)) == pytest.approx(0.1 + side * 1.96 * 0.3, rel=1e-3)
+
+
 def test_a_shift_moves_all_of_it():
     low, high = (expected_probe(0.6, 200, shift=shift, spread=0.1) for shift in (-0.2, 0.2))
     assert (low.value, low.low, low.high) < (high.value, high.low, high.high)

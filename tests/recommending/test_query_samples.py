@@ -69,9 +69,16 @@ def test_few_samples_are_taken_whole_and_without_labels_at_random():
 
 
 def test_a_stream_is_read_until_there_is_enough():
-    batches = ((X[i : i + 20], Y[i : i + 20]) for i in range(0, 200, 20))
-    query = drawn(batches, at_most=170)
-    assert query.count == 170
+    read = []
+
+    def batches():
+        while len(read) < 1000:  # as good as endless
+            read.append(20)
+            yield X[::10], Y[::10]
+
+    query = drawn(batches(), at_most=170)
+    assert query.count == query.total == 170
+    assert len(read) < 20
     assert (Y[values(query)].numpy() == query.labels).all()
     with pytest.raises(DataError, match="the data are empty"):
         drawn(iter(()))
@@ -82,3 +89,21 @@ def test_labels_that_do_not_fit_are_refused():
         drawn(X, Y[:-1])
     with pytest.raises(DataError, match="two or more classes"):
         drawn(X, torch.zeros(200))
+    with pytest.raises(DataError, match="200 labels that differ among 200 samples, of which 200"):
+        drawn(X, torch.arange(200) / 7)
+    with pytest.raises(DataError, match="100 labels that differ among 200 samples, of which 50"):
+        drawn(X, torch.arange(200) // 2, at_most=50)
+    for missing in ([None] * 200, [float("nan")] * 200):
+        with pytest.raises(DataError, match="leave out samples without"):
+            drawn(X, missing)
+
+
+def test_names_are_labels():
+    query = drawn(X, np.array(["cat", "dog", "owl"])[Y], at_most=40)
+    assert sorted(set(query.labels)) == ["cat", "dog", "owl"]
+
+
+@pytest.mark.parametrize("data", [X[:0], (X[:0], Y[:0]), TensorDataset(X[:0], Y[:0])])
+def test_no_samples_are_refused(data):
+    with pytest.raises(DataError, match="the data are empty"):
+        drawn(data)

@@ -64,6 +64,10 @@ def test_the_summary_says_what_to_do_why_and_what_was_left_out():
         "A note.",
     ]
     assert "2 more are ranked below." in result(12).summary()
+    gone = tuple(LeftOut(f"net {i}", "no network is given for it") for i in range(13))
+    lines = result(left_out=gone).summary().split("\n")
+    assert sum("was left out" in line for line in lines) == 10
+    assert "3 more were left out; left_out names them." in lines
     plain = result(ranked=(one(1, "a", expected=None),)).summary()
     assert plain.startswith("Start from a, at layer '3'.\n")
 

@@ -9,7 +9,8 @@ from resemblance.recommending.time_or_count import Budget
 def test_a_whole_number_is_candidates_and_a_unit_makes_it_time():
     assert Budget.of(3).candidates == Budget.of("3").candidates == 3
     assert [Budget.of(text).seconds for text in ("90s", "2 m", "0.5h")] == [90, 120, 1800]
-    assert [str(Budget.of(x)) for x in (3, "90s")] == ["3 candidates", "90 seconds"]
+    said = [str(Budget.of(x)) for x in (3, 1, "90s")]
+    assert said == ["3 candidates", "1 candidate", "90 seconds"]
     assert str(Budget.of(None)) == "none"
 
 

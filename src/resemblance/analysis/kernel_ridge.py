@@ -40,9 +40,11 @@ class Problem:
 
     def weights(self, alpha: float) -> Tensor:  # (n, C)
         """(K + αI)⁻¹T, the coefficient of each item's kernel in the prediction."""
+        return self._residuals(alpha) / alpha
+
+    def _residuals(self, alpha: float) -> Tensor:  # (n, C)
         shares = self.values / (self.values + alpha)
-        fitted = self.vectors @ (shares[:, None] * (self.vectors.T @ self.targets))
-        return (self.targets - fitted) / alpha
+        return self.targets - self.vectors @ (shares[:, None] * (self.vectors.T @ self.targets))
 
     def leave_one_out(self, alpha: float) -> Tensor:  # (n, C)
         """What each item is predicted by the fit to all others: tᵢ − rᵢ / (1 − hᵢ).
@@ -56,7 +58,7 @@ class Problem:
         """
         leverages = (self.vectors**2) @ (self.values / (self.values + alpha))
         free = (1 - leverages).clamp_min(1e-12)  # 0 where an item alone spans its direction
-        return self.targets - alpha * self.weights(alpha) / free[:, None]
+        return self.targets - self._residuals(alpha) / free[:, None]
 
     def best_by_leave_one_out(self, alphas: Sequence[float]) -> tuple[float, float]:
         return best(alphas, [self.leave_one_out(alpha) for alpha in alphas], self.targets)

@@ -38,8 +38,8 @@ def recommend(
         Optional[list[str]],  # noqa: UP045
         Option(
             metavar="ADDRESS",
-            help="An address in the zoo that may be loaded, as `resemblance zoo list` shows it; "
-            "repeat for more.",
+            help="An address in the zoo that may be loaded, as this command shows it; repeat for "
+            "more.",
         ),
     ] = None,
     labels: Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,13 +26,9 @@ class Seen:
     positions: np.ndarray  # (n,) of the samples in the query
     logits: Tensor | None  # (n, Z), None for a model that gives none
     parameters: int
-    seconds: float
 
     def probabilities(self) -> Tensor | None:  # (n, Z)
         return None if self.logits is None else self.logits.double().softmax(1)
-
-    def gradients_at(self, layer: str) -> Tensor | None:
-        return self.layers[layer].get("gradients")
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,6 @@ def seen(model: nn.Module, query: Query, how: Look) -> Seen:
 
     Cost: one forward pass, and a backward if gradients are asked for; n × d floats a layer.
     """
-    start = time.perf_counter()
     kinds: tuple[Kind, ...] = ("features", "gradients") if how.gradients else ("features",)
     run = Pass(kinds, how.pool, 0.5, how.logits, None, how.width, how.seed, how.batch_size)
     rows: dict[str, list[Vectors]] = {}
@@ -79,5 +73,4 @@ def seen(model: nn.Module, query: Query, how: Look) -> Seen:
         np.concatenate(positions),
         torch.cat(logits) if logits else None,
         sum(p.numel() for p in model.parameters()),
-        time.perf_counter() - start,
     )

@@ -117,10 +117,10 @@ def _of_entries(entries: Sequence[Entry], models: Models | None, trust: Collecti
 
 
 def _why(entry: Entry, models: Models | None) -> str:
-    said = "no network is given for it" if models is None else "models= has no network for it"
+    said = "no network is given for it" if models is None else "models has no network for it"
     if entry.address is None:
         return said
-    return f"{said}, and its address {entry.address!r} is run only if trust= repeats it"
+    return f"{said}, and its address {entry.address!r} is run only if trust repeats it"
 
 
 def _finder(entries: Sequence[Entry], models: Models | None) -> Callable[[Entry], Network | None]:

@@ -29,6 +29,8 @@ def h_score(features: Any, labels: Any, *, least: float = 1e-3) -> float:
     1.0
     """
     found = spectrum_of(features).centred()
+    if not len(found.values):
+        return 0.0  # nothing varies
     kept = found.values > least * found.values.amax()
     # both covariances have the same 1/n, which is gone from their quotient
     between = _between(found, labels)
@@ -62,6 +64,8 @@ def shrunk_h_score(features: Any, labels: Any) -> float:
 def shrinkage(found: FeatureSpectrum) -> float:
     """How much of the identity Ledoit and Wolf mix into a covariance, from centred features."""
     n, d = len(found.vectors), found.width
+    if d == 1:
+        return 0.0  # the identity is all there is
     square = float((found.values / n).square().sum())  # ‖Σ‖²_F
     level = float(found.values.sum()) / n / d
     away = square - d * level**2  # ‖Σ − level I‖²_F
@@ -73,7 +77,7 @@ def shrinkage(found: FeatureSpectrum) -> float:
 def trans_rate(
     features: Any, labels: Any, *, precision: float = 1e-4, scaled: bool = True
 ) -> float:
-    """R(F) − Σ_c (n_c / n) R(F_c): bits that coding features costs, less those once y is known.
+    """R(F) − Σ_c (n_c / n) R(F_c): nats that coding features costs, less those once y is known.
 
     R(F) = ½ log det(I + FᵀF / (n ε)), of features less the mean of all. Larger is better.
 

@@ -16,6 +16,8 @@ from torch import Tensor
 from ..analysis.kernel_ridge import spectrum
 from ..errors import DataError
 
+_ROUNDING = 1e-12  # of squares: features come in float32
+
 
 @dataclass(frozen=True)
 class FeatureSpectrum:
@@ -48,9 +50,13 @@ class FeatureSpectrum:
         return self.vectors * self.values.sqrt()
 
     def centred(self) -> FeatureSpectrum:
-        """That of the features less their mean."""
+        """That of the features less their mean; of features that do not vary, of no directions."""
+        if not len(self.values):
+            return self
         x = self.coordinates
-        return FeatureSpectrum(*spectrum({"features": x - x.mean(0)}), self.width)
+        values, vectors = spectrum({"features": x - x.mean(0)})
+        kept = values > _ROUNDING * self.values.sum()  # what a constant leaves is no direction
+        return FeatureSpectrum(values[kept], vectors[:, kept], self.width)
 
 
 def spectrum_of(features: Any) -> FeatureSpectrum:

@@ -8,6 +8,7 @@ the budget goes, and ranked by what its features tell of the labels (`ranking_ru
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import os
 import time
@@ -29,7 +30,7 @@ from . import ranking_rule
 from .candidate_pass import Look, seen
 from .candidates import Candidate, Collected, LeftOut, Models, gathered, linked
 from .data_likeness import data_distance, why_not
-from .layer_scores import Scored, scored
+from .layer_scores import WITHOUT_LABELS, Scored, scored
 from .probe_interval import Expected, expected_probe
 from .query_samples import AT_MOST, Query, drawn
 from .recommendation import Ranked, Recommendation
@@ -93,12 +94,14 @@ def recommend(
     query = drawn(data, labels, at_most=samples, seed=seed)
     labelled = query.labels is not None
     ranks_by = ranking_rule.chosen(score, labelled=labelled)
-    look = Look(layers, pool, not labelled, logits, seed=seed, batch_size=batch_size)
+    gradients = ranks_by in WITHOUT_LABELS
+    look = Look(layers, pool, gradients, logits, seed=seed, batch_size=batch_size)
     wanted = ranking_rule.needed(ranks_by, labelled=labelled)
     with _opened(zoo) as collected:
         found = gathered(collected, models, trust)
         distances, note = _first_look(collected, found.candidates, query, reference)
     order = sorted(found.candidates, key=lambda one: distances.get(one.name, math.inf))
+    importlib.import_module("torch._dynamo")  # by any first pass, and no candidate's cost
     done: list[Ranked] = []
     left_out = list(found.left_out)
     for candidate in order:
@@ -107,13 +110,14 @@ def recommend(
             continue
         try:
             one = _run(candidate, query, look, wanted, ranks_by)
-        except Exception as error:  # a stranger's network raises whatever it likes
+        except (Exception, SystemExit) as error:  # a stranger's network raises what it likes
             left_out.append(LeftOut(candidate.name, _said(error)))
             continue
         done.append(replace(one, distance=distances.get(candidate.name)))
     if not done:
         whys = "; ".join(f"{one.name}: {one.why}" for one in left_out[:5])
-        raise DataError(f"no candidate could be run ({whys}); give networks that take these data")
+        remedy = "networks that take these data" if order else "models, or trust an address"
+        raise DataError(f"no candidate could be run ({whys}); give {remedy}")
     ranked = _with_reasons(_in_order(done), query, ranks_by)
     return Recommendation(
         tuple(ranked),
@@ -147,15 +151,14 @@ def _first_look(
     """Distances of training data from the query, by candidate, and what to say of the look."""
     ids = {one.name: linked(one) for one in candidates}
     known = {name: id for name, id in ids.items() if id is not None}
-    if not isinstance(zoo, Zoo) or (not known and reference is None):
-        return {}, ""
+    if not known:
+        asked = isinstance(zoo, Zoo) or reference is not None
+        return {}, _NO_FIRST_LOOK if asked else ""
     if reference is None:
         return {}, (
             f"{len(known)} of {len(candidates)} candidates are linked to a recording of their "
             "training data; pass reference= to set them in order before any is run."
         )
-    if not known:
-        return {}, "No candidate is linked to a recording of its training data: no first look."
     here = _recorded(reference, query)
     distances, reasons = {}, []
     for name, id in known.items():
@@ -172,6 +175,9 @@ def _first_look(
     skipped = [*reasons, *(name for name, id in ids.items() if id is None)]
     said = f"A first look set {len(distances)} of {len(candidates)} candidates in order"
     return distances, f"{said}; not {', '.join(skipped)}." if skipped else f"{said}."
+
+
+_NO_FIRST_LOOK = "No candidate is linked to a recording of its training data: no first look."
 
 
 def _recorded(reference: Any, query: Query) -> Representation:
@@ -213,7 +219,7 @@ def _expected(found: Scored, layer: str, query: Query) -> Expected | None:
     return None if share is None else expected_probe(share, query.count)
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     if isinstance(error, ResemblanceError):
         return str(error)
     return f"{type(error).__name__}: {first_line(error)}"
@@ -240,7 +246,7 @@ def _reasons(one: Ranked, ranked: Sequence[Ranked], query: Query, ranks_by: str)
     if one.expected is not None:
         along = one.scores.along("ridge")
         last = list(along)[-1]
-        yield f"layer {one.layer!r} tells {along[one.layer]:.0%} of labels left out"
+        yield f"layer {one.layer!r} predicts {along[one.layer]:.0%} of labels from other samples"
         if last != one.layer:
             yield f"its last layer {along[last]:.0%}"
         yield f"a linear probe should reach {one.expected}"
@@ -263,11 +269,6 @@ def _notes(ranked: Sequence[Ranked], query: Query, first_look: str) -> Iterator[
     what = "labelled samples" if query.labels is not None else "samples without labels"
     yield f"From {query.count:,} {what}{drawn}, one pass of each candidate."
     if query.labels is None:
-        yield WITHOUT
+        yield ranking_rule.WITHOUT
     if first_look:
         yield first_look
-
-
-WITHOUT = (
-    "Without labels the order is a weak guide, and the layer is a guess; see docs/recommend.md."
-)

@@ -39,10 +39,6 @@ class Scored:
         found = {name: own[score] for name, own in self.layers.items() if score in own}
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
-    def last(self, score: str) -> float:
-        """At the last layer; NaN where it was not computed."""
-        return list(self.layers.values())[-1].get(score, math.nan)
-
     def best(self, score: str) -> float:
         """At the layer where it is best; NaN where it was computed at none."""
         return max(self.along(score).values(), default=math.nan)

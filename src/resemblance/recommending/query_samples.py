@@ -54,6 +54,8 @@ def drawn(data: Any, labels: Any = None, *, at_most: int = AT_MOST, seed: int = 
     given = None if labels is None else label_checks.as_labels(labels)
     data = _indexable(data, at_most, seed)
     total = _length(data) or 0
+    if not total:
+        raise DataError("the data are empty; expected samples to run candidates on")
     if given is not None and len(given) != total:
         raise DataError(
             f"expected one label a sample, found {len(given)} labels for {total} samples; pass "
@@ -61,11 +63,22 @@ def drawn(data: Any, labels: Any = None, *, at_most: int = AT_MOST, seed: int = 
         )
     own = given if given is not None else _own_labels(data, total)
     if own is not None:
-        label_checks.classes(own)  # two or more
+        _check_classes(own, at_most)
     kept = _positions(own, total, at_most, seed)
     if len(kept) == total:
         return Query(data, own, total, total)
     return Query(_some(data, kept), None if own is None else own[kept], len(kept), total)
+
+
+def _check_classes(labels: np.ndarray, at_most: int) -> None:
+    """Refuse labels of which leave-one-out can learn nothing, or of which no draw has them all."""
+    classes = len(label_checks.classes(labels))  # two or more
+    if classes == len(labels) or classes > at_most:
+        raise DataError(
+            f"expected classes with several samples each, found {classes} labels that differ among "
+            f"{len(labels)} samples, of which {min(at_most, len(labels))} are used; pass classes, "
+            "not quantities, or no labels"
+        )
 
 
 def by_class(labels: np.ndarray, count: int, seed: int) -> np.ndarray:  # (n,) -> positions

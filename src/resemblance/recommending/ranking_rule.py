@@ -7,15 +7,17 @@ on; docs/recommend.md has the numbers.
 from __future__ import annotations
 
 import math
+from statistics import fmean, pstdev
 from typing import Literal
 
 from ..errors import DataError, nearest
-from .layer_scores import BY_LAYER, BY_OUTPUT, SCORES, WITHOUT_LABELS, Scored
+from .layer_scores import BY_OUTPUT, SCORES, WITHOUT_LABELS, Scored
 
-Where = Literal["best", "last", "middle", "mean"]
+Where = Literal["best", "last", "middle"]
 
 WITH_LABELS, NO_LABELS = "ridge", "log_ratio"  # the defaults
-_WHERE: dict[str, Where] = {  # of the layers, where each score ranked best
+OF_LAYERS = ("ridge", "log_me")  # which together find the layer to start from
+WHERE: dict[str, Where] = {  # of the layers, where each score ranked best
     "ridge": "best",
     "log_me": "best",
     "h_score": "last",
@@ -24,6 +26,12 @@ _WHERE: dict[str, Where] = {  # of the layers, where each score ranked best
     "mean_embedding": "last",
     "log_ratio": "middle",
 }
+LOST = {"ridge": 0.2, "log_ratio": 2.2}  # points of accuracy, of the first choice, on average
+WITHOUT = (
+    f"Without labels the order is a weak guide: where it was measured, its first choice lost "
+    f"{LOST[NO_LABELS]} points of accuracy against the best, with labels {LOST[WITH_LABELS]}; and "
+    "the layer is a guess (docs/recommend.md)."
+)
 IN_WORDS = {
     "ridge": "leave-one-out accuracy of kernel ridge",
     "log_me": "LogME",
@@ -32,8 +40,8 @@ IN_WORDS = {
     "trans_rate": "TransRate",
     "leep": "LEEP",
     "nce": "NCE",
-    "mean_embedding": "−‖μ‖",
-    "log_ratio": "−log ratio",
+    "mean_embedding": "how little it must adapt, −‖μ‖:",
+    "log_ratio": "how little it must adapt, −log ratio:",
 }
 
 
@@ -62,34 +70,35 @@ def needed(score: str, *, labelled: bool) -> tuple[str, ...]:
     """What is to be computed: the score that ranks, what finds a layer, and what costs nothing."""
     if not labelled:
         return WITHOUT_LABELS
-    return tuple(dict.fromkeys(("ridge", "log_me", score, *BY_OUTPUT)))
+    return tuple(dict.fromkeys((*OF_LAYERS, score, *BY_OUTPUT)))
 
 
 def value_of(scored: Scored, score: str) -> float:
     """The one number by which a candidate is ranked; NaN where it could not be computed."""
     if score in BY_OUTPUT:
         return scored.outputs.get(score, math.nan)
+    where = WHERE[score]
+    if where == "best":
+        return scored.best(score)
     along = [own.get(score, math.nan) for own in scored.layers.values()]
-    where = _WHERE[score]
-    if where in ("last", "middle"):
-        return along[-1 if where == "last" else len(along) // 2]
-    alive = [x for x in along if not math.isnan(x)]
-    if not alive:
-        return math.nan
-    return max(alive) if where == "best" else sum(alive) / len(alive)
+    return along[-1 if where == "last" else len(along) // 2]
 
 
 def starting_layer(scored: Scored) -> str:
     """The layer whose features predict labels best; without labels the last.
 
-    Of equals, as leave-one-out accuracies often are on few samples, the later.
+    By leave-one-out ridge and LogME, each in standard deviations over layers, added: together they
+    are nearer to the best layer than ridge alone. Of equals, the later.
     """
-    along = scored.along("ridge")
-    if not along:
+    both = [_standardised(scored.along(score)) for score in OF_LAYERS]
+    names = [name for name in scored.layers if all(name in along for along in both)]
+    if not names:
         return list(scored.layers)[-1]
-    most = max(along.values())
-    return [name for name, value in along.items() if value == most][-1]
+    return max(reversed(names), key=lambda name: sum(along[name] for along in both))
 
 
-def is_of_layers(score: str) -> bool:
-    return score in (*BY_LAYER, *WITHOUT_LABELS)
+def _standardised(along: dict[str, float]) -> dict[str, float]:
+    if not along:
+        return {}
+    mean, spread = fmean(along.values()), pstdev(along.values())
+    return {name: (value - mean) / (spread or 1.0) for name, value in along.items()}

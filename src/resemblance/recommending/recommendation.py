@@ -18,7 +18,7 @@ from .probe_interval import Expected
 if TYPE_CHECKING:
     import pandas
 
-_SHOWN = 10  # candidates in a summary
+_SHOWN = 10  # candidates in a summary, and as many that were left out
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,9 @@ class Recommendation:
         ]
         if len(self) > _SHOWN:
             lines.append(f"{len(self) - _SHOWN} more are ranked below.")
-        lines += [f"{one.name} was left out: {one.why}." for one in self.left_out]
+        lines += [f"{one.name} was left out: {one.why}." for one in self.left_out[:_SHOWN]]
+        if len(self.left_out) > _SHOWN:
+            lines.append(f"{len(self.left_out) - _SHOWN} more were left out; left_out names them.")
         lines += list(self.notes)
         return "\n".join(lines)
 

@@ -51,5 +51,5 @@ class Budget:
 
     def __str__(self) -> str:
         if self.candidates is not None:
-            return f"{self.candidates} candidates"
+            return f"{self.candidates} candidate{'s' if self.candidates > 1 else ''}"
         return "none" if self.seconds is None else f"{self.seconds:g} seconds"
