@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
+from interpreted_kernels import agrees
+from optional_libraries import needs
 from resemblance._ops.gram_matrices import grams
 
 GRAMS = """
@@ -50,14 +47,9 @@ print("agree")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs triton, which is not installed"
-)
+@needs("triton")
 def test_the_kernel_agrees_with_plain_pytorch():
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    words = [sys.executable, "-c", GRAMS]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.stdout == "agree\n", done.stderr
+    agrees(GRAMS)
 
 
 @pytest.mark.parametrize("spans", [[(0, 4), (4, 8), (8, 9)], [(0, 3), (3, 7)]])

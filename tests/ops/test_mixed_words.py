@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
+from interpreted_kernels import agrees
+from optional_libraries import needs
 from resemblance._ops.mixed_words import mixed_sum
 
 WORDS = torch.randint(-(2**63), 2**63 - 1, (9000,), generator=torch.Generator().manual_seed(0))
@@ -51,11 +48,6 @@ print("agree")
 """
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs triton, which is not installed"
-)
+@needs("triton")
 def test_the_kernel_agrees_with_plain_pytorch():
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    words = [sys.executable, "-c", CHECK]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.stdout == "agree\n", done.stderr
+    agrees(CHECK)
