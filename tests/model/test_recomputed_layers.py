@@ -70,7 +70,8 @@ def wrapped_reentrant(model):
 
 
 def transformers_switch(model):
-    model.gradient_checkpointing_enable()
+    newer = getattr(model, "activation_checkpointing_enable", None)  # from 5.23 on
+    (newer or model.gradient_checkpointing_enable)()
 
 
 def timm_switch(model):
