@@ -89,7 +89,7 @@ class Fold:
     def __call__(self, x: Tensor) -> Tensor:  # (n, dim) -> (n, width)
         if len(self.shifts) == 1:
             return x.float()
-        folded = x.new_zeros(len(x), self.width, dtype=torch.float32)
+        folded = x.new_empty(len(x), self.width, dtype=torch.float32)
         out, rows = self._by_row(folded), self._by_row(x)
         for chunk, (down, along) in enumerate(self.shifts):
             start = chunk * self.run
@@ -97,8 +97,11 @@ class Fold:
             for i, to_i, n in _turned(self.rows, down, self.rows):
                 for j, to_j, m in _turned(here, along, self.run):
                     part = (slice(i, i + n), slice(start + j, start + j + m))
-                    to = out[:, to_i : to_i + n, to_j : to_j + m]
-                    to.addcmul_(rows[:, part[0], part[1]], self._signs[part])
+                    to, some = out[:, to_i : to_i + n, to_j : to_j + m], rows[:, part[0], part[1]]
+                    if chunk:
+                        to.addcmul_(some, self._signs[part])
+                    else:  # which fills every slot
+                        torch.mul(some, self._signs[part], out=to)
         return folded
 
 

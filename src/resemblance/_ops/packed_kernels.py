@@ -109,6 +109,8 @@ def without_mean(kernel: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor
     share = torch.where(trace > 0, mean / trace, 0.0)
     used = torch.arange(kernel.shape[-1], device=kernel.device) < n
     offset = (rows - mean / 2) * (used & (share > 0.5) & (n > 1))
+    if not offset.is_cuda and not offset.any():  # which a GPU would have to be waited for to say
+        return wide, offset, share[:, 0]
     taken = (offset[:, :, None] + offset[:, None, :]) * (used[:, :, None] & used[:, None, :])
     return wide - taken, offset, share[:, 0]
 
@@ -124,10 +126,11 @@ def pack16(kernel: Tensor, size: int) -> tuple[Tensor, Tensor]:
 def unpack16(triangle: Tensor, diagonal: Tensor) -> Tensor:
     """The entries K_ij, i > j, of packed blocks (k, t), (k, n), in the diagonal's dtype."""
     entries, roots = triangle.to(diagonal.dtype).mul_(1 / _ONE16), diagonal.sqrt()
-    if entries.is_cuda or entries.stride(0) == 1:  # laid out as `picked` does
+    # a gather of both roots, where they lie as `picked` lays them out or there are few blocks
+    if entries.is_cuda or entries.stride(0) == 1 or len(entries) <= 32:
         rows, columns = lower(diagonal.shape[-1], entries.device)
         return entries.mul_(picked(roots, rows)).mul_(picked(roots, columns))
-    for i in range(1, diagonal.shape[-1]):  # a gather of both roots would take longer
+    for i in range(1, diagonal.shape[-1]):  # which would take longer
         row = entries[:, i * (i - 1) // 2 : i * (i + 1) // 2]
         row.mul_(roots[:, i : i + 1]).mul_(roots[:, :i])
     return entries

@@ -26,9 +26,9 @@ from .waiting_vectors import WaitingRoom
 _WAITING_BYTES = 2**30  # of one layer's vectors: more are not kept for the kernel of all samples
 _LARGE_MEAN = 0.9  # of a trace: float32 products begin to lose what it hides
 _ROWS_TO_JUDGE = 8  # by which a mean is called large
-# bytes of kernels, of several layers, by device; ten times that while at it, so that elsewhere, in
-# a processor's cache, there is room for those of one layer
-_PACKED_AT_ONCE = {"cuda": 2**26}
+# Bytes of kernels that are packed together, by device: of several layers on a GPU, of one layer in a
+# processor's cache. It takes ten times that.
+_PACKED_AT_ONCE = {"cuda": 2**26, "cpu": 2**19}
 
 Vectors = dict[Kind, Tensor]  # each (n, d)
 Spans = list[tuple[int, int]]  # rows [start, stop) of each block
@@ -86,7 +86,7 @@ class BlockKernels:
         self.add({kind: x.flatten(0, 1) for kind, x in joined.items()}, spans, size or count)
 
     def add(self, vectors: Vectors, spans: Spans, size: int | None = None) -> Vectors:
-        """Gram matrices (blocks, B, B), packed at once on a CPU, with all others on a GPU.
+        """Gram matrices (blocks, B, B), packed a few at a time; with all others on a GPU.
 
         Returns those whose diagonals are the squared norms.
         """
@@ -110,9 +110,13 @@ class BlockKernels:
             if held and (held[-1].offset is None) != (offset is None):
                 pack([self])
             self._loose.setdefault(kind, []).append(_Kernels(kernel, counts, offset))
-        if not vectors["features"].is_cuda:
+        if self._device.type != "cuda" and self._loose_bytes >= _PACKED_AT_ONCE["cpu"]:
             pack([self])
         return out
+
+    @property
+    def _loose_bytes(self) -> int:
+        return sum(part.kernel.nbytes for parts in self._loose.values() for part in parts)
 
     def _judge(self, vectors: Vectors, kernels: Vectors, counts: list[int]) -> None:
         """With the first blocks, see where a mean must be taken off before the Gram matrix."""
