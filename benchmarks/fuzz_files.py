@@ -1,6 +1,7 @@
 """What becomes of files that were damaged or made up: each is refused with a FormatError, or right.
 
     python -m benchmarks.fuzz_files --cases 1000000
+    python -m benchmarks.fuzz_files --cases 1000000 --go-on   # after those that the file holds
     python -m benchmarks.fuzz_files --only 31415      # one case again, with its traceback
 
 A case is a small valid file, of either format, and one to three edits: of its bytes (flip, insert,
@@ -22,6 +23,7 @@ import multiprocessing
 import os
 import platform
 import random
+import resource
 import struct
 import sys
 import tempfile
@@ -52,6 +54,11 @@ GOLDEN = HERE.parent / "tests/golden"
 WIDTHS = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2,
     "U16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+
+
+NOTHING: dict[str, Any] = {
+    "cases": 0, "seconds": 0, "wrong": [], "by kind of edit": {}, "by file": {}
 }  # fmt: skip
 
 
@@ -529,20 +536,24 @@ def run(
     return counts, wrong
 
 
-def shown(counts: Counter[tuple[str, ...]], at: int) -> dict[str, dict[str, int]]:
-    """The counts by kind of edit (1) or by file (0), and what they came to."""
-    out: dict[str, dict[str, int]] = {}
+def shown(
+    counts: Counter[tuple[str, ...]], at: int, held: dict[str, dict[str, int]]
+) -> dict[str, dict[str, int]]:
+    """The counts by kind of edit (1) or by file (0), and what they came to, added to others."""
+    out = copy.deepcopy(held)
     for key, count in counts.items():
         row = out.setdefault(key[at], {})
         row[key[2]] = row.get(key[2], 0) + count
     return out
 
 
+_MEMORY = 8 * 2**30  # bytes
 _given: dict[str, Any] = {}  # to a process, once: its tasks are small, and can be dropped
 
 
 def _begin(files: dict[str, bytes], seed: int) -> None:
     torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))  # or a case takes the machine down
     _given.update(files=files, seed=seed)
 
 
@@ -558,6 +569,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after, if not done")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=HERE / "results/fuzz_files.json")
+    parser.add_argument("--go-on", action="store_true", help="add to the cases in the file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with warnings.catch_warnings():
@@ -568,13 +580,15 @@ def main() -> int:
         print(*counts, *(one["trace"] for one in wrong), sep="\n")
         return bool(wrong)
     step = 1000
-    chunks = [range(i, min(i + step, options.cases)) for i in range(0, options.cases, step)]
+    held = json.loads(options.out.read_text()) if options.go_on else NOTHING
+    first = range(held["cases"], options.cases, step)
+    chunks = [range(i, min(i + step, options.cases)) for i in first]
     total: Counter[tuple[str, ...]] = Counter()
     bad: list[dict[str, Any]] = []
     start = time.perf_counter()
     context = multiprocessing.get_context("spawn")
     with context.Pool(options.processes, _begin, (files, options.seed)) as pool:
-        for done, (counts, wrong) in enumerate(pool.imap_unordered(_work, chunks), 1):
+        for done, (counts, wrong) in enumerate(pool.imap(_work, chunks), 1):
             total += counts
             bad += wrong
             for one in wrong:
@@ -586,12 +600,12 @@ def main() -> int:
                 break
     result = {
         "what": "outcomes of loading edited files",
-        "cases": sum(total.values()),
+        "cases": held["cases"] + sum(total.values()),
         "seed": options.seed,
-        "seconds": round(time.perf_counter() - start),
-        "wrong": [{key: one[key] for key in ("case", "error")} for one in bad],
-        "by kind of edit": shown(total, 1),
-        "by file": shown(total, 0),
+        "seconds": held["seconds"] + round(time.perf_counter() - start),
+        "wrong": held["wrong"] + [{key: one[key] for key in ("case", "error")} for one in bad],
+        "by kind of edit": shown(total, 1, held["by kind of edit"]),
+        "by file": shown(total, 0, held["by file"]),
         "environment": {
             "torch": torch.__version__,
             "safetensors": safetensors.__version__,

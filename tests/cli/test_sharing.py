@@ -57,6 +57,17 @@ def scores(a, b):
 
 
 @pytest.mark.usefixtures("models")
+def test_a_file_that_tells_of_many_shards_is_told_of_in_short(run):
+    run(*WORDS, "--data", "models.py:many", "--shard", "0/3", "-o", "0.rsm")
+    rep = rs.load("0.rsm")
+    replace(rep, data=replace(rep.data, shards=((1, 10**12),))).save("many.rsm")
+    about = json.loads(run("info", "many.rsm", "--json", "-")[1])[0]
+    assert about["shards"].startswith(f"1 of {10**12} shards, missing 0, 2, 3")
+    assert about["shards"].endswith(" more")
+    assert len(about["shards"]) < 200
+
+
+@pytest.mark.usefixtures("models")
 def test_shards_and_merge(run, refused):
     words = (*WORDS, "--data", "models.py:many")
     assert run(*words, "-o", "all.rsm")[0] == 0

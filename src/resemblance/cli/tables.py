@@ -6,6 +6,7 @@ is as wide as the terminal or the variable COLUMNS says, or 100 characters in a 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -194,9 +195,10 @@ def shards(rep: Representation) -> str:
     """Which shards of the data are in, and which are missing, in words."""
     count = rep.data.shards[0][1]
     there = {i for i, _ in rep.data.shards}
-    missing = [str(i) for i in range(count) if i not in there]
-    more = [f"{len(missing) - _FEW} more"] if len(missing) > _FEW else []
-    several = missing[:_FEW] + more
+    missing = (str(i) for i in range(count) if i not in there)  # as many as a file says
+    several, more = list(itertools.islice(missing, _FEW)), count - len(there) - _FEW
+    if more > 0:
+        several.append(f"{more} more")
     return f"{len(there)} of {count} shards, missing {', '.join(several)}"
 
 

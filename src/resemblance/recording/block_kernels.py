@@ -26,7 +26,7 @@ from .waiting_vectors import WaitingRoom
 _WAITING_BYTES = 2**30  # of one layer's vectors: more are not kept for the kernel of all samples
 _LARGE_MEAN = 0.9  # of a trace: float32 products begin to lose what it hides
 _ROWS_TO_JUDGE = 8  # by which a mean is called large
-# Bytes of kernels that are packed together, by device: of several layers on a GPU, of one layer in a
+# Bytes of kernels that are packed together, by device: of several layers on a GPU, of one in a
 # processor's cache. It takes ten times that.
 _PACKED_AT_ONCE = {"cuda": 2**26, "cpu": 2**19}
 
