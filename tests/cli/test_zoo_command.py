@@ -111,6 +111,14 @@ def test_derivatives_and_the_tree(full):
     assert isinstance(of_json(full, "tree", "zoo"), dict)
 
 
+def test_what_came_before_a_mistake_is_added_and_said(run, files):
+    status, out, err = run("zoo", "add", "zoo", "0.rsm", "1.rsm", "none.rsm", "2.rsm")
+    assert status == 2
+    assert out == "Added: 0.rsm, 1.rsm.\n"
+    assert "none.rsm" in err
+    assert run("zoo", "list", "zoo")[1].endswith("2 entries.\n")
+
+
 def test_addresses_are_shown_whole_and_names_give_way(run, files):
     run("zoo", "add", "zoo", "0.rsm")
     with rs.Zoo("zoo") as zoo:

@@ -59,7 +59,14 @@ def add(
     tables.check_json(json_file)
     with rs.Zoo(place) as found:
         before = {entry.id for entry in found}
-        added = [found.add(file, tags=tag or (), trained_on=trained_on) for file in files]
+        added: list[Entry] = []
+        try:
+            for file in files:
+                added.append(found.add(file, tags=tag or (), trained_on=trained_on))
+        except rs.ResemblanceError:
+            if added and json_file is None:
+                tables.tell(f"Added: {', '.join(str(file) for file in files[: len(added)])}.")
+            raise
         count = len(found)
     if not tables.wrote_json(json_file, [entry.to_dict() for entry in added]):
         _show_entries(added)
