@@ -121,6 +121,7 @@ def serve(
     import uvicorn
 
     from .application import application
+    from .silent_connections import PromptProtocol
 
     allowed = checked_names(names)
     name = Path(zoo.rstrip("/")).name or "zoo"
@@ -141,6 +142,7 @@ def serve(
         )
         config = uvicorn.Config(
             app,
+            http=PromptProtocol,
             log_level="warning",
             access_log=False,  # addresses may hold the token
             server_header=False,
