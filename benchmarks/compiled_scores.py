@@ -46,8 +46,8 @@ def transformer() -> nn.Module:
 def language_model() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    wide = {"n_embd": 96, "n_layer": 4, "n_head": 4}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=LEVELS, n_positions=64, **wide))
+    tokens = {"vocab_size": LEVELS, "n_positions": 64, "bos_token_id": None, "eos_token_id": None}
+    return GPT2LMHeadModel(GPT2Config(**tokens, n_embd=96, n_layer=4, n_head=4))
 
 
 def of_class(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:

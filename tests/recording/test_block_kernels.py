@@ -138,6 +138,7 @@ def test_layers_are_packed_together_as_they_are_alone(at_once, monkeypatch):
     monkeypatch.setitem(layer_sums._FORMED_AT_ONCE, "cpu", at_once)
     packed = block_kernels.pack
     monkeypatch.setattr(block_kernels, "pack", lambda layers: None)  # not before the end
+    monkeypatch.setattr(block_kernels.BlockKernels, "_together", lambda self, kind, kernel: kernel)
     monkeypatch.setattr(layer_sums, "pack", packed)
     together = rs.record_arrays(arrays, arrays, data_id="x", block=50, buckets=32)
     for one, two in zip(alone, together, strict=True):

@@ -59,6 +59,7 @@ class BlockKernels:
         self._waiting: list[Vectors] = []
         self._apart: dict[Kind, bool] = {}  # whether means are taken off the vectors themselves
         self._loose: dict[Kind, list[_Kernels]] = {}
+        self._held: dict[Kind, Tensor] = {}  # on a CPU, the memory that these lie in
         self._packed: dict[Kind, tuple[Rows, ...]] = {}  # triangles, diagonals, offsets
         # shares of traces that means carry, of blocks large enough to tell
         self._shares: dict[Kind, list[Tensor]] = {}
@@ -109,14 +110,28 @@ class BlockKernels:
             held = self._loose.get(kind, [])
             if held and (held[-1].offset is None) != (offset is None):
                 pack([self])
+            if self._device.type == "cpu":
+                kernel = self._together(kind, kernel)
             self._loose.setdefault(kind, []).append(_Kernels(kernel, counts, offset))
-        if self._device.type != "cuda" and self._loose_bytes >= _PACKED_AT_ONCE["cpu"]:
-            pack([self])
         return out
 
-    @property
-    def _loose_bytes(self) -> int:
-        return sum(part.kernel.nbytes for parts in self._loose.values() for part in parts)
+    def _together(self, kind: Kind, kernel: Tensor) -> Tensor:
+        """Kernels beside those that wait; packs what fills the room for them.
+
+        Strewn among a network's own tensors, they would keep the C library from using its memory
+        again.
+        """
+        size, new = kernel.shape[-1], len(kernel)
+        room = self._held.get(kind)
+        if room is None or room.shape[-1] != size or len(room) < new:
+            pack([self])
+            most = _PACKED_AT_ONCE["cpu"] // (4 * size * size)
+            self._held[kind] = room = torch.empty(max(new, most), size, size)
+        start = sum(len(part.kernel) for part in self._loose.get(kind, []))
+        if start + new > len(room):
+            pack([self])
+            start = 0
+        return room[start : start + new].copy_(kernel)
 
     def _judge(self, vectors: Vectors, kernels: Vectors, counts: list[int]) -> None:
         """With the first blocks, see where a mean must be taken off before the Gram matrix."""
