@@ -197,7 +197,8 @@ def test_what_goes_wrong_in_one_is_told_to_all(jobs, count):
 
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_job_without_a_result(jobs):
-    assert "Signal 9" in (jobs / "dead.txt").read_text()
+    told = (jobs / "dead.txt").read_text()  # of the first to end, by what torch's launcher saw
+    assert "Signal 9" in told or "start all of them again" in told
     assert not list((jobs / "dead").glob("*.rsm"))
     assert (jobs / "dead/c.1").exists()  # from which it could have gone on
 
