@@ -123,6 +123,22 @@ def test_a_block_of_one_sample_says_nothing_about_a_mean():
     assert rep.block_sizes == blocked.block_sizes == (8, 8, 8, 8, 1)
 
 
+@pytest.mark.parametrize(("count", "block"), [(600, "auto"), (3000, 128), (3000, 400)])
+def test_on_a_cpu_few_bytes_of_kernels_wait_to_be_packed(count, block, monkeypatch):
+    held, add = [], block_kernels.BlockKernels.add
+
+    def noting(self, *words):
+        try:
+            return add(self, *words)
+        finally:
+            held.append(self._loose_bytes)
+
+    monkeypatch.setattr(block_kernels.BlockKernels, "add", noting)
+    x = np.random.default_rng(0).normal(size=(count, 5))
+    rs.record_arrays({"a": x, "b": x + 5}, data_id="x", block=block)
+    assert max(held) < block_kernels._PACKED_AT_ONCE["cpu"]
+
+
 @pytest.mark.parametrize("at_once", [0, 30_000, 10**9])
 def test_layers_are_packed_together_as_they_are_alone(at_once, monkeypatch):
     """As a GPU has it; shapes, shorter blocks and large means may differ between layers."""

@@ -110,28 +110,31 @@ class BlockKernels:
             held = self._loose.get(kind, [])
             if held and (held[-1].offset is None) != (offset is None):
                 pack([self])
-            if self._device.type == "cpu":
+            if self._device.type == "cpu" and not self.all_wait:
                 kernel = self._together(kind, kernel)
             self._loose.setdefault(kind, []).append(_Kernels(kernel, counts, offset))
+        if self._device.type == "cpu" and self._loose_bytes >= _PACKED_AT_ONCE["cpu"]:
+            pack([self])
         return out
 
     def _together(self, kind: Kind, kernel: Tensor) -> Tensor:
-        """Kernels beside those that wait; packs what fills the room for them.
+        """Kernels copied beside those that wait, if they are few enough to wait.
 
         Strewn among a network's own tensors, they would keep the C library from using its memory
         again.
         """
-        size, new = kernel.shape[-1], len(kernel)
-        room = self._held.get(kind)
-        if room is None or room.shape[-1] != size or len(room) < new:
-            pack([self])
-            most = _PACKED_AT_ONCE["cpu"] // (4 * size * size)
-            self._held[kind] = room = torch.empty(max(new, most), size, size)
+        new, size, _ = kernel.shape
+        most = _PACKED_AT_ONCE["cpu"] // (4 * size * size)  # fewer than that wait
+        if new >= most:
+            return kernel
         start = sum(len(part.kernel) for part in self._loose.get(kind, []))
-        if start + new > len(room):
-            pack([self])
-            start = 0
-        return room[start : start + new].copy_(kernel)
+        if kind not in self._held:
+            self._held[kind] = torch.empty(2 * most, size, size)
+        return self._held[kind][start : start + new].copy_(kernel)
+
+    @property
+    def _loose_bytes(self) -> int:
+        return sum(part.kernel.nbytes for parts in self._loose.values() for part in parts)
 
     def _judge(self, vectors: Vectors, kernels: Vectors, counts: list[int]) -> None:
         """With the first blocks, see where a mean must be taken off before the Gram matrix."""
