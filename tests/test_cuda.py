@@ -13,8 +13,9 @@ from torch import nn
 import networks
 import resemblance as rs
 import stored
-from resemblance._model.weight_hash import of_all_weights
+from resemblance._model.weight_hash import both, of_all_weights
 from resemblance._ops import gram_matrices as grams
+from resemblance._ops.device_copies import sent_home
 from resemblance.errors import DataError
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -279,9 +280,22 @@ def test_a_large_mean_on_a_gpu(samples, ratio):
     assert float(score[0, 0]) > 0.999
 
 
+def test_many_tensors_come_from_a_gpu_in_few_copies():
+    g = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(3, 5, generator=g).t(), torch.zeros(0), torch.tensor(2.5)]
+    tensors += [torch.randint(-9, 9, (n,), generator=g).to(torch.int16) for n in (1, 3, 2**22, 7)]
+    tensors += [torch.randn(2**23, generator=g, dtype=torch.float64), torch.arange(5)]
+    arrive = sent_home([x.cuda() for x in tensors[:-1]] + tensors[-1:])
+    for found, x in zip(arrive(), tensors, strict=True):
+        assert not found.is_cuda
+        assert torch.equal(found, x)
+        assert found.untyped_storage().nbytes() == x.nbytes or not x.nbytes  # no one else's
+
+
 def test_the_hash_of_all_weights_is_the_same_on_a_gpu():
     net = networks.seeded(networks.ResNet)
-    assert of_all_weights(net) == of_all_weights(net.cuda())
+    before = both(net)
+    assert before == both(net.cuda())
     half = networks.seeded(networks.ResNet).bfloat16()
     assert of_all_weights(half) == of_all_weights(half.cuda())
 

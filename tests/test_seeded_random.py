@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resemblance import _seeded_random
 from resemblance._seeded_random import absorb, shuffled
 
 SEEDS = st.integers(-(2**63), 2**64)
@@ -40,6 +41,15 @@ def test_mix_depends_on_every_word_its_place_and_the_start():
         others.add(int(absorb(zero, changed)[0]))
     assert int(base) not in others
     assert len(others) == 8
+
+
+def test_a_hash_does_not_depend_on_how_many_are_made_at_a_time(monkeypatch):
+    words = RNG.integers(0, 2**63, (50, 6)).astype(np.uint64)
+    start = RNG.integers(0, 2**63, 50).astype(np.uint64)
+    base = absorb(start, words)
+    for at_once in (1, 7, 90):
+        monkeypatch.setattr(_seeded_random, "_AT_ONCE", at_once)
+        assert (absorb(start, words) == base).all()
 
 
 def test_zero_words_at_the_end_do_not_change_a_hash():

@@ -13,13 +13,17 @@ from numpy.typing import ArrayLike
 
 # independent streams of one seed; those from 16 on are of further buckets
 BUCKET, SIGN, ORDER, FOLD_SIGN, FOLD_SHIFT, ROW, COLUMN, TOKEN, GROUP, BUFFER = range(10)
+_AT_ONCE = 2**14  # words that are read together: with what is made of them, a cache's worth
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
     """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection that mixes all 64 bits."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = x ^ (x >> np.uint64(30))
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def bits(seed: int, stream: int, indices: ArrayLike) -> np.ndarray:
@@ -38,8 +42,13 @@ def below(random: np.ndarray, bound: int) -> np.ndarray:
 def absorb(hashes: np.ndarray, words: np.ndarray) -> np.ndarray:  # (n,), (n, w) -> (n,) uint64
     """Running 64-bit hashes of rows, after reading each row's words; zero words add nothing."""
     keys, mixed = _row_keys(words.shape[1])
+    read = np.empty(len(words), np.uint64)
+    step = max(1, _AT_ONCE // max(1, words.shape[1]))
     with np.errstate(over="ignore"):
-        read = (_mixed(words ^ keys) - mixed).sum(1, dtype=np.uint64)
+        for start in range(0, len(words), step):
+            rows = _mixed(words[start : start + step] ^ keys)
+            rows -= mixed
+            rows.sum(1, dtype=np.uint64, out=read[start : start + step])
         return _mixed(_mixed(hashes) + read)
 
 

@@ -16,7 +16,7 @@ import resemblance as rs
 from model_states import assert_unchanged, snapshot
 from resemblance._data.batches import run_by_convention, take
 from resemblance._model.evaluation_mode import RandomState, untouched
-from resemblance._model.unsteady_outputs import copied, unsteadiness
+from resemblance._model.unsteady_outputs import Steadiness, copied
 from resemblance.errors import ResemblanceWarning
 
 G = torch.Generator().manual_seed(0)
@@ -32,8 +32,12 @@ def found(net, data, run=run_by_convention):
     with untouched(net), torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         state, batch = RandomState(None), take(data, np.arange(2))
-        outputs = run(net, copied(batch))
-        return unsteadiness(net, run, batch, outputs, state)
+        steadiness = Steadiness(net, run, batch, run(net, copied(batch)), state)
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always")
+            steadiness.check()
+        assert [str(w.message) for w in given] == [str(steadiness.fault)] * bool(steadiness.fault)
+        return steadiness.fault
 
 
 class Chain(nn.Module):
@@ -352,6 +356,12 @@ def test_a_pass_warns_once_and_leaves_no_trace(runner, make, message):
         RUNNERS[runner](net)
     assert len(caught) == 1
     assert_unchanged(before, snapshot(net))
+
+
+def test_callers_that_run_the_model_themselves_are_warned_as_well():
+    with pytest.warns(ResemblanceWarning, match=MIXING) as caught:
+        rs.task2vec(networks.seeded(lambda: Chain(Attention())), X)
+    assert len(caught) == 1
 
 
 def test_it_leaves_none_either_where_the_warning_is_an_error():

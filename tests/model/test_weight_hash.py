@@ -23,6 +23,11 @@ def test_weights():
     assert base != of_weights(net)
 
 
+def test_both_together_are_those_of_each_alone():
+    net = networks.seeded(networks.ResNet)
+    assert weight_hash.both(net) == (of_weights(net), of_all_weights(net))
+
+
 def test_state_that_is_not_a_tensor_is_passed_over():
     class Net(networks.MLP):
         def get_extra_state(self):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from resemblance._ops.device_copies import without_waiting
+from resemblance._ops.device_copies import on_the_host, sent_home, without_waiting
 
 
 def test_on_a_cpu_nothing_is_copied():
@@ -19,3 +19,11 @@ def test_values_shapes_and_dtypes_go_along():
         x = torch.arange(5).to(dtype)
         found = without_waiting(x, torch.device("meta"))
         assert (found.dtype, found.shape, found.device.type) == (dtype, (5,), "meta")
+
+
+def test_what_is_on_the_host_stays_where_it_is():
+    tensors = [torch.arange(6.0).reshape(2, 3).t(), torch.zeros(0), torch.tensor(3)]
+    for found in (on_the_host(tensors), sent_home(tensors)()):
+        assert [x.data_ptr() for x in found] == [x.data_ptr() for x in tensors]
+        assert all(map(torch.equal, found, tensors))
+    assert on_the_host([]) == []

@@ -10,7 +10,7 @@ import networks
 import resemblance as rs
 from resemblance._ops import coordinate_sketch
 from resemblance._seeded_random import shuffled
-from resemblance.recording.layer_sums import LayerSums, Plan, finish
+from resemblance.recording.layer_sums import LayerSums, Plan, finish, send
 from resemblance.recording.norms_and_products import NormsAndProducts
 from resemblance.representation.settings import Settings
 
@@ -109,6 +109,7 @@ def summed(spans, gradients=True, blocks=64, spoil=False):
         if spoil:
             f.zero_()
     finish([sums], 20)
+    send([sums])()
     return sums.result(
         sizes=(10, 10),
         moments=moments.result(torch.arange(20))[0],

@@ -67,7 +67,9 @@ def hashed(found: list[Read], count: int) -> np.ndarray:  # (count,) uint64
         if arrived is not None:
             arrived.synchronize()
         raw = np.ascontiguousarray(values.numpy()).view(np.uint8)
-        out = absorb(out, np.pad(raw, ((0, 0), (0, -raw.shape[1] % 8))).view(np.uint64))
+        if short := -raw.shape[1] % 8:
+            raw = np.pad(raw, ((0, 0), (0, short)))
+        out = absorb(out, raw.view(np.uint64))
     return out
 
 

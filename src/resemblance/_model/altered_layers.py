@@ -74,7 +74,7 @@ def matrices(modules: Mapping[str, nn.Module]) -> dict[str, int]:
 
 def has_matrices(module: nn.Module) -> bool:
     """Whether it has weight matrices of its own."""
-    return is_altered(module) or any(p.ndim > 1 for p in _own_parameters(module))
+    return any(p.ndim > 1 for p in _own_parameters(module)) or is_altered(module)
 
 
 def _own_parameters(module: nn.Module) -> list[nn.Parameter]:

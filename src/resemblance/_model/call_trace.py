@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -137,16 +137,16 @@ def trace(
     modules = modules_of(model)
     matrices = altered_layers.matrices(modules)
     within = altered_layers.inside_altered(modules)
-    calls: list[Call] = []
+    makers, clock = _Makers(), itertools.count()
+    calls: list[partial[Call]] = []  # but for what is read at the end
+    places: list[Place | None] = []
     notes: list[Tensor] = []
     started: defaultdict[str, list[tuple[int, Place | None, frozenset[int]]]] = defaultdict(list)
     seen: Counter[str] = Counter()
-    clock = itertools.count()
-    makers = _Makers()
 
     def before(name: str, _: nn.Module, args: Any, kwargs: Any) -> None:
         found = place((args, kwargs), count)
-        given_by = frozenset[int]().union(*map(makers.of_first, (*args, *kwargs.values())))
+        given_by = makers.of_first((*args, *kwargs.values()))
         started[name].append((next(clock), found, given_by))
 
     def after(name: str, module: nn.Module, _: Any, output: Any) -> None:
@@ -154,22 +154,22 @@ def trace(
         recurrent = isinstance(module, nn.RNNBase)
         began, given, given_by = started[name].pop()
         ended = next(clock)
-        hands_on = frozenset(moment for moment in makers.of_any(output) if moment > began)
-        makers.add(output, ended)
+        hands_on = frozenset(moment for moment in makers.add(output, ended) if moment > began)
+        given_out = place(output, count)
+        call = name if seen[name] == 1 else f"{name}#{seen[name]}"
         calls.append(
-            Call(
-                name=name if seen[name] == 1 else f"{name}#{seen[name]}",
+            partial(
+                Call,
+                name=call,
                 module=name,
                 number=seen[name],
                 kind=type(module).__name__,
                 build=_build(module),
                 listed=type(modules.get(name.rpartition(".")[0], model)) in LISTS,
-                output=place(output, count),
+                output=given_out,
                 input=given,
                 given_by=given_by,
                 hands_on=hands_on,
-                total=0.0,  # both are read at the end
-                varies=True,
                 matrices=matrices[name],
                 weighted=name not in within and altered_layers.has_matrices(module),
                 takes=_channels(module, "in_features", "in_channels"),
@@ -181,8 +181,9 @@ def trace(
                 ended=ended,
             )
         )
-        notes.append(_totals(output, calls[-1].output))
-        look(calls[-1].name, output)
+        places.append(given_out)
+        notes.append(_totals(output, given_out))
+        look(call, output)
 
     with contextlib.ExitStack() as hooks, torch.inference_mode(False), torch.no_grad():
         for name, module in modules.items():
@@ -190,15 +191,15 @@ def trace(
             hooks.callback(hook.remove)
             hooks.callback(module.register_forward_hook(partial(after, name)).remove)
         outputs = run()
-        found = zip(calls, _read(notes), strict=True)
-        return [replace(c, total=sum(each), varies=_varies(c, each)) for c, each in found], outputs
+        found = zip(calls, places, _read(notes), strict=True)
+        return [call(total=sum(x), varies=_varies(at, x)) for call, at, x in found], outputs
 
 
 def _totals(output: Any, place: Place | None) -> Tensor:  # (samples,), or (1,) without an axis
     """Σ|x| of each sample in an output; the same ones give the same."""
     if place is None:
         return torch.tensor([torch.nan])
-    tensor = next(itertools.islice(tensors(output), place.position, None)).detach()
+    tensor = next(itertools.islice(tensors(output), place.position, None))
     if tensor.layout != torch.strided:
         return torch.tensor([torch.nan])
     if not tensor.is_floating_point() or tensor.element_size() == 1:  # 8 bits have no arithmetic
@@ -207,19 +208,20 @@ def _totals(output: Any, place: Place | None) -> Tensor:  # (samples,), or (1,) 
     if not others:
         return tensor.abs().reshape(-1)
     wide = torch.promote_types(tensor.dtype, torch.float32)
-    return torch.linalg.vector_norm(tensor, 1, dim=others, dtype=wide).reshape(-1)
+    total = torch.linalg.vector_norm(tensor, 1, dim=others, dtype=wide)
+    return total if total.ndim else total[None]
 
 
 def _read(notes: list[Tensor]) -> list[list[float]]:
     """Numbers that lie on devices, with one wait for all of them."""
     if not notes:
         return []
-    together = torch.cat([note.to(notes[-1].device) for note in notes])
-    return [part.tolist() for part in together.cpu().split([len(note) for note in notes])]
+    values = iter(torch.cat([note.to(notes[-1].device) for note in notes]).tolist())
+    return [list(itertools.islice(values, len(note))) for note in notes]
 
 
-def _varies(call: Call, totals: list[float]) -> bool:
-    if call.output is None:
+def _varies(place: Place | None, totals: list[float]) -> bool:
+    if place is None:
         return False
     return len(totals) < 2 or any(total != totals[0] for total in totals)
 
@@ -231,35 +233,51 @@ class _Makers:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[StorageWeakRef, list[tuple[int, int]]]] = {}
+        # by where a storage lies; no other comes to lie there while a weak reference is kept
+        self._known: dict[int, list[tuple[int, int]]] = {}
+        self._references: list[StorageWeakRef] = []
 
-    def of_first(self, value: Any) -> frozenset[int]:
-        """The calls, by when they ended, that gave the first tensor here that any gave."""
-        return next(filter(None, map(self._of_tensor, tensors(value))), frozenset())
+    def of_first(self, values: Iterable[Any]) -> frozenset[int]:
+        """The calls, by when they ended, that gave the first tensor in each that any gave."""
+        found: frozenset[int] = _NONE
+        for value in values:
+            for tensor in tensors(value):
+                if moments := self._of_tensor(tensor):
+                    found |= moments
+                    break
+        return found
 
-    def of_any(self, value: Any) -> frozenset[int]:
-        """The calls that gave any tensor here."""
-        return frozenset[int]().union(*map(self._of_tensor, tensors(value)))
-
-    def add(self, value: Any, moment: int) -> None:
+    def add(self, value: Any, moment: int) -> frozenset[int]:
+        """Note that a call gave a value; returns which gave any tensor of it before."""
+        before: frozenset[int] = _NONE
         for tensor in tensors(value):
-            if (memory := _memory(tensor)) is not None:
-                _, moments = self._known.setdefault(memory.cdata, (memory, []))
-                moments.append((moment, _version(tensor)))
+            if (storage := _storage(tensor)) is None:
+                continue
+            before |= self._of_tensor(tensor)
+            if storage._cdata not in self._known:
+                self._known[storage._cdata] = []
+                self._references.append(StorageWeakRef(storage))
+            self._known[storage._cdata].append((moment, _version(tensor)))
+        return before
 
     def _of_tensor(self, tensor: Tensor) -> frozenset[int]:
-        memory = _memory(tensor)
-        _, moments = self._known.get(memory.cdata, (memory, [])) if memory else (None, [])
-        return frozenset(moment for moment, version in moments if version == _version(tensor))
+        storage = _storage(tensor)
+        if storage is None or storage._cdata not in self._known:
+            return _NONE
+        version = _version(tensor)
+        return frozenset(moment for moment, was in self._known[storage._cdata] if was == version)
 
 
-def _memory(tensor: Tensor) -> StorageWeakRef | None:
-    """A weak reference to where a tensor lies, whose address is not used again while it is kept."""
+_NONE: frozenset[int] = frozenset()
+
+
+def _storage(tensor: Tensor) -> Any:
+    """Where a tensor lies; None if it has no memory of its own."""
     if tensor.layout != torch.strided:
         return None
     try:
-        return StorageWeakRef(tensor.untyped_storage())
-    except (NotImplementedError, RuntimeError):  # a tensor without memory of its own
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
         return None
 
 
@@ -268,21 +286,30 @@ def _version(tensor: Tensor) -> int:
 
 
 def _is_along_last(module: nn.Module) -> bool:
-    over_axes = hasattr(module, "normalized_shape") and "2d" not in type(module).__name__.lower()
+    over_axes = (
+        _attribute(module, "normalized_shape") is not None
+        and "2d" not in type(module).__name__.lower()
+    )
     return isinstance(module, nn.Linear) or over_axes
 
 
 def _channels(module: nn.Module, *names: str) -> int | None:
     """How many channels a linear layer, a convolution (by these names) or a norm works on."""
-    shape = getattr(module, "normalized_shape", None)
+    shape = _attribute(module, "normalized_shape")
     if isinstance(shape, tuple) and shape:
         return shape[-1] if isinstance(shape[-1], int) else None
-    found = (getattr(module, name, None) for name in (*names, "num_features", "num_channels"))
+    found = (_attribute(module, name) for name in (*names, "num_features", "num_channels"))
     return next((number for number in found if isinstance(number, int)), None)
 
 
+def _attribute(module: nn.Module, name: str) -> Any:
+    """What a module has by a name, or None, which `getattr` takes long to find out."""
+    known = name in module.__dict__ or hasattr(type(module), name)
+    return getattr(module, name, None) if known else None
+
+
 def _is_leaf(module: nn.Module) -> bool:
-    return altered_layers.is_altered(module) or not any(True for _ in module.children())
+    return not any(True for _ in module.children()) or altered_layers.is_altered(module)
 
 
 def _build(module: nn.Module) -> tuple[type, ...]:

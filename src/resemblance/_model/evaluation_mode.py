@@ -69,10 +69,10 @@ def untouched(model: nn.Module, *, frozen: bool = True) -> Iterator[None]:
     with _alone(model), _run_as_written(), contextlib.ExitStack() as undo:
         torch.clear_autocast_cache()  # of weights as they may no longer be
         undo.callback(torch.clear_autocast_cache)  # of weights cast where no graph was made
-        for module in model.modules():
-            undo.callback(setattr, module, "training", module.training)
+        modules = list(model.modules())
+        undo.callback(_set_modes, modules, [module.training for module in modules])
         model.eval()
-        for module in model.modules():
+        for module in modules:
             if isinstance(module, nn.RNNBase):
                 undo.callback(setattr, module, "dropout", module.dropout)
                 module.training, module.dropout = True, 0.0
@@ -83,6 +83,11 @@ def untouched(model: nn.Module, *, frozen: bool = True) -> Iterator[None]:
             undo.enter_context(refused_backward(model))
             undo.enter_context(recomputed(model))
         yield
+
+
+def _set_modes(modules: list[nn.Module], modes: list[bool]) -> None:
+    for module, training in zip(modules, modes, strict=True):
+        module.training = training
 
 
 @contextlib.contextmanager

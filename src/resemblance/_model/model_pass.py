@@ -22,7 +22,7 @@ from .._data.shares import Share
 from .._data.sources import Batch, BlockSize, Piece, Source, source
 from .._progress_bar import Advance
 from .._progress_bar import progress as progress_bar
-from ..errors import DataError, LayerError, ResemblanceError, TargetError, warn
+from ..errors import DataError, LayerError, ResemblanceError, TargetError
 from . import batch_size as batch_sizes
 from . import not_logits
 from .batch_halves import Halving, cells
@@ -39,7 +39,7 @@ from .losses import Objective, find_logits
 from .offloaded_weights import device_of, missing
 from .picked_tokens import Rows
 from .spread_weights import computed_in_parts
-from .unsteady_outputs import copied, unsteadiness
+from .unsteady_outputs import Steadiness, copied
 
 RunModel = Callable[[nn.Module, Any], Any]
 Prepare = Callable[[Batch], Batch]  # adds what a model needs, and which tokens are recorded
@@ -149,25 +149,22 @@ def opened(
         trial = prepare(trial)
         first = to_device(trial.samples, device)
         changed, random_state = ChangedBuffers(model), RandomState(device)
-        again, unsteady = copied(first), None
+        again, steadiness = copied(first), None
         try:
             try:
                 with changed:
                     calls, outputs = trace(model, lambda: run(model, first), count=size(first))
-                unsteady = unsteadiness(model, run, again, outputs, random_state)
             except (ResemblanceError, torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:
                 raise misfit(model, first, error) from error
-            if unsteady is not None:
-                warn(str(unsteady))
-            yield ModelPass(
-                model, device, samples, replace(trial, samples=first), calls, outputs, run, prepare
-            )
+            trial = replace(trial, samples=first)
+            steadiness = Steadiness(model, run, again, outputs, random_state)
+            yield ModelPass(model, device, samples, trial, calls, outputs, steadiness, run, prepare)
         finally:
             changed.put_back()
-            if unsteady is not None and unsteady.random:  # it may have drawn throughout
-                random_state.put_back()
+            if steadiness is not None and (fault := steadiness.fault) and fault.random:
+                random_state.put_back()  # it may have drawn throughout
 
 
 def _preparing(model: nn.Module, draw: Prepare | None, *, by_convention: bool) -> Prepare:
@@ -192,12 +189,14 @@ class ModelPass:
     trial: Batch  # of a few samples, on the device
     calls: list[Call]  # of the modules, in that trial
     outputs: Any  # of the model, in that trial
+    steadiness: Steadiness
     run: RunModel
     prepare: Prepare  # batches as they come from the source
     share: Share = field(default_factory=Share)  # of the data, that it is run on
 
     def batches(self, batch_size: int) -> Iterator[tuple[Batch, Any]]:
         """Batches as they come, each with its samples on the model's device."""
+        self.steadiness.check()
         for batch in self.source.batches(batch_size, self.share):
             batch = self.prepare(batch)
             yield batch, to_device(batch.samples, self.device)
@@ -235,17 +234,15 @@ class ModelPass:
                     advance.say,
                 )
                 one_batch = partial(self._checked, objective, compiled.run)
+            each = self._try(capture, objective, may_drop=may_drop)
+            limit = None
+            if isinstance(batch_size, str):  # "auto"
+                length = cells(self.trial) // len(self.trial.indices)
+                batch_size = batch_sizes.chosen(
+                    self.device, self.source.block, each, deterministic, length
+                )
+                limit = batch_size * length
             with capture:
-                before = batch_sizes.allocated(self.device)
-                self._try(capture, objective, may_drop=may_drop)
-                limit = None
-                if isinstance(batch_size, str):  # "auto"
-                    each = (batch_sizes.allocated(self.device) - before) // len(self.trial.indices)
-                    length = cells(self.trial) // len(self.trial.indices)
-                    batch_size = batch_sizes.chosen(
-                        self.device, self.source.block, each, deterministic, length
-                    )
-                    limit = batch_size * length
                 self._run_all(one_batch, consumer, batch_size, limit, advance, watch)
             if compile:
                 compiled.finish()
@@ -331,28 +328,55 @@ class ModelPass:
             may_drop=may_drop,
         )
 
-    def _try(self, capture: Capture, objective: Objective | None, *, may_drop: bool) -> None:
-        """One batch whose features and gradients go nowhere, to see that there are any."""
-        reached: list[Tensor] = []
+    def _try(self, capture: Capture, objective: Objective | None, *, may_drop: bool) -> int:
+        """One batch whose features and gradients go nowhere, to see that there are any.
 
-        def note(i: int, features: Tensor, gradients: Tensor | None) -> None:
-            if gradients is not None:
-                reached.append((gradients != 0).any())
-
+        It is of one sample, several times, which shows as well whether the model is steady; should
+        that have no gradient, the samples of the trial are tried. Returns the bytes that a sample
+        took at the most.
+        """
         if objective is not None:
             objective.refuse_probabilities(self.outputs)
             if objective.by_convention:
                 z = find_logits(self.outputs)
                 not_logits.refuse(self.model, self.trial.samples, z, self.calls)
-        samples, rows = self.trial.samples, Rows(self.trial)
-        self._one_batch(capture, objective, None, samples, rows, note, None, may_drop=may_drop)
+        with capture:
+            before = batch_sizes.allocated(self.device)
+            reached, seen = self._tried(capture, objective, self.steadiness.alike, may_drop)
+            took = batch_sizes.allocated(self.device) - before
+            if objective is not None and not reached:
+                reached, _ = self._tried(capture, objective, self.steadiness.batch, may_drop)
         if len(capture.dropped) == len(capture.taps):
             raise LayerError(
                 "no layer chosen has one row for each position of a sequence; name some that do, "
                 'or record with unit="sample"'
             )
-        if objective is not None and not any(reached):
+        if objective is not None and not reached:
             raise TargetError(
                 "the gradient of the loss is zero at every layer: nothing but zeros would be "
                 "recorded; check the target, or record features alone with gradients=False"
             )
+        self.steadiness.check(seen)
+        return took // len(self.trial.indices)
+
+    def _tried(
+        self, capture: Capture, objective: Objective | None, samples: Any, may_drop: bool
+    ) -> tuple[bool, list[Tensor]]:
+        """Whether a gradient reached any layer, and what the model gave."""
+        some: list[Tensor] = []
+        seen: list[Tensor] = []
+
+        def run(model: nn.Module, samples: Any) -> Any:
+            nonlocal seen
+            outputs = self.run(model, samples)
+            seen = self.steadiness.seen(outputs)
+            return outputs
+
+        def note(i: int, features: Tensor, gradients: Tensor | None) -> None:
+            if gradients is not None:
+                some.append((gradients != 0).any())
+
+        replace(self, run=run)._one_batch(
+            capture, objective, None, samples, Rows(self.trial), note, None, may_drop=may_drop
+        )
+        return any(some), seen

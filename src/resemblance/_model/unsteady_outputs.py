@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .._data.batches import size, take
+from ..errors import warn
 from .altered_layers import is_quantised
 from .call_trace import trace
 from .evaluation_mode import RandomState
@@ -61,28 +62,68 @@ def copied(batch: Any) -> Any:
         return take(batch, np.arange(size(batch)))
 
 
-def unsteadiness(
-    model: nn.Module,
-    run: Callable[[nn.Module, Any], Any],
-    batch: Any,  # which may be written into
-    outputs: Any,  # of the model on it
-    state: RandomState,  # before they were made
-) -> Unsteady | None:
-    """What is wrong with the model, if anything: one more run, or three if something is."""
-    count = size(batch)
-    first = {"": _of_last_sample(outputs, count)}
-    limit = _round_off(model, first[""])
-    with torch.inference_mode(False), torch.no_grad():
-        alike = take(batch, np.full(count, count - 1))
-        beside_itself = {"": _of_last_sample(run(model, copied(alike)), count)}
-    apart = _differences(first, beside_itself, limit)
-    if not apart:
-        return None
-    same, others = (_values(model, run, samples, count) for samples in (batch, alike))
-    # a single sample has none to be mixed with, and what is drawn may come out the same by chance
-    random = bool(_differences(first, same, limit)) or count == 1 or state.moved()
-    layer, share = next(iter((_differences(same, others, limit) or apart).items()))
-    return Unsteady(random, layer, share)
+class Steadiness:
+    """Whether a model gives a sample the same whatever else is in its batch, and each time.
+
+    `check` it with a run on `alike`, which a caller may have made for another purpose.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        run: Callable[[nn.Module, Any], Any],
+        batch: Any,  # nobody else writes into it
+        outputs: Any,  # of the model on it
+        state: RandomState,  # before they were made
+    ) -> None:
+        self._model, self._run, self._state = model, run, state
+        self._batch, self._count = batch, size(batch)
+        self._first = {"": self.seen(outputs)}
+        self._checked = False
+        self.fault: Unsteady | None = None  # as far as is known
+
+    @property
+    def batch(self) -> Any:
+        """A copy of the trial's samples, as they came."""
+        return copied(self._batch)
+
+    @property
+    def alike(self) -> Any:
+        """A batch that holds the last sample in place of all others."""
+        with torch.inference_mode(False):
+            return take(self._batch, np.full(self._count, self._count - 1))
+
+    def seen(self, outputs: Any) -> list[Tensor]:
+        """What `check` needs of the model's outputs, which may be large."""
+        return _of_last_sample(outputs, self._count)
+
+    def check(self, seen: list[Tensor] | None = None) -> None:
+        """Warn, once, if something is wrong with the model; two more runs then say where.
+
+        `seen` is of a run on `alike`; None makes that run.
+        """
+        if self._checked:
+            return
+        self._checked = True
+        with torch.inference_mode(False), torch.no_grad():
+            if seen is None:
+                seen = self.seen(self._run(self._model, self.alike))
+            limit = _round_off(self._model, self._first[""])
+            if apart := _differences(self._first, {"": seen}, limit):
+                self.fault = self._found(apart, limit)
+                warn(str(self.fault))
+
+    def _found(self, apart: dict[str, float], limit: float) -> Unsteady:
+        same, others = (
+            _values(self._model, self._run, samples, self._count)
+            for samples in (self.batch, self.alike)
+        )
+        # a single sample has none to be mixed with, and what is drawn may come out the same by
+        # chance
+        again = _differences(self._first, same, limit)
+        random = bool(again) or self._count == 1 or self._state.moved()
+        layer, share = next(iter((_differences(same, others, limit) or apart).items()))
+        return Unsteady(random, layer, share)
 
 
 def _round_off(model: nn.Module, outputs: list[Tensor]) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .._ops.device_copies import on_the_way
 from .._ops.mixed_words import mixed_sum
 from .call_trace import plain_name
 from .evaluation_mode import unwrap
@@ -22,19 +23,41 @@ _ON_CPU, _ELSEWHERE = 2**19, 2**25  # bytes mixed at a time: a cache's worth, an
 
 def of_weights(model: nn.Module) -> str:
     """A digest of names, shapes and evenly spaced values of the weights: cheap at any size."""
-    digest = hashlib.blake2b(digest_size=8)
+    return _begun(model)()
+
+
+def both(model: nn.Module) -> tuple[str, str]:
+    """`of_weights` and `of_all_weights`, for which a GPU is waited for once."""
+    of_some = _begun(model)
+    of_all = of_all_weights(model)
+    return of_some(), of_all
+
+
+def _begun(model: nn.Module) -> Callable[[], str]:
+    """`of_weights`, once the values that it reads are on their way from a GPU."""
     weights = {k: w for k, w in sorted(_state(model).items()) if isinstance(w, Tensor)}
     elsewhere = readers(model)
     values = {key: _some_bytes(_whole(key, weight, elsewhere)) for key, weight in weights.items()}
-    read: dict[str, bytes] = {}
+    sent: list[tuple[list[str], Tensor, torch.cuda.Event | None]] = []
     for device in {x.device for x in values.values()}:  # one copy each, as a GPU is slow to begin
-        here = {key: x for key, x in values.items() if x.device == device}
-        whole = torch.cat([*here.values()]).cpu().split([len(x) for x in here.values()])
-        read |= {key: x.numpy().tobytes() for key, x in zip(here, whole, strict=True)}
-    for key, weight in weights.items():
-        digest.update(f"{plain_name(key)} {tuple(weight.shape)}".encode())
-        digest.update(read[key])
-    return digest.hexdigest()
+        here = [key for key, x in values.items() if x.device == device]
+        sent.append((here, *on_the_way(torch.cat([values[key] for key in here]))))
+    sizes = {key: len(x) for key, x in values.items()}
+
+    def digest() -> str:
+        read: dict[str, bytes] = {}
+        for here, together, arrived in sent:
+            if arrived is not None:
+                arrived.synchronize()
+            parts = together.split([sizes[key] for key in here])
+            read |= {key: x.numpy().tobytes() for key, x in zip(here, parts, strict=True)}
+        out = hashlib.blake2b(digest_size=8)
+        for key, weight in weights.items():
+            out.update(f"{plain_name(key)} {tuple(weight.shape)}".encode())
+            out.update(read[key])
+        return out.hexdigest()
+
+    return digest
 
 
 def _state(model: nn.Module) -> dict[str, object]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
+
+_AT_ONCE = 2**24  # bytes that are copied together
 
 
 def without_waiting(x: Tensor, device: torch.device) -> Tensor:
@@ -20,3 +24,54 @@ def on_the_way(x: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     arrived = torch.cuda.Event()
     arrived.record()
     return host, arrived
+
+
+def on_the_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors on the host, those of a GPU in few copies: each would keep the host waiting.
+
+    They share no memory, and what was there already is not copied.
+
+    >>> on_the_host([torch.arange(2)])
+    [tensor([0, 1])]
+    """
+    return sent_home(tensors)()
+
+
+def sent_home(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    """Begin what `on_the_host` does; the function returned waits for it."""
+    out = [x if x.is_cuda else x.cpu() for x in tensors]
+    sent: list[tuple[list[int], Tensor, torch.cuda.Event | None]] = []
+    for device in {x.device for x in out if x.is_cuda}:
+        there = [i for i, x in enumerate(out) if x.device == device]
+        for some in _groups(there, [out[i].nbytes for i in there]):
+            raw = torch.cat([out[i].contiguous().view(-1).view(torch.uint8) for i in some])
+            sent.append((some, *on_the_way(raw)))
+
+    def arrived() -> list[Tensor]:
+        for some, host, copied in sent:
+            if copied is not None:
+                copied.synchronize()
+            parts = host.split([out[i].nbytes for i in some])
+            for i, part in zip(some, parts, strict=True):
+                out[i] = part.clone().view(out[i].dtype).view(out[i].shape)
+        sent.clear()
+        return out
+
+    return arrived
+
+
+def _groups(items: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+    """Items in a row, as many in a group as are copied together, or one that is larger.
+
+    >>> _groups([3, 5, 8], [2**23, 2**23, 1])
+    [[3, 5], [8]]
+    """
+    groups: list[list[int]] = []
+    room = 0
+    for item, size in zip(items, sizes, strict=True):
+        if not groups or size > room:
+            groups.append([])
+            room = _AT_ONCE
+        groups[-1].append(item)
+        room -= size
+    return groups

@@ -162,11 +162,6 @@ class BlockKernels:
         if shares is not None and len(shares):
             self._shares.setdefault(kind, []).append(shares)
 
-    @property
-    def shares(self) -> dict[Kind, Tensor]:
-        """The largest share of a block's trace that its mean carries."""
-        return {kind: torch.cat(parts).amax() for kind, parts in self._shares.items()}
-
     def finish(self) -> None:
         """Have all that is left wait to be packed."""
         if self.all_wait:
@@ -176,11 +171,20 @@ class BlockKernels:
             nothing = _Kernels(torch.zeros(0, size, size), [], None)
             self._loose = {kind: [nothing] for kind in self._kinds}
 
-    def result(self, kind: Kind, sizes: tuple[int, ...]) -> tuple[Blocks | None, Whole | None]:
+    def formed(self) -> dict[tuple[str, Kind], list[Tensor]]:
+        """What results are made of, where it lies: kernels, and shares of means."""
+        kernels = self._packed.items()
+        found = {("kernels", kind): [row.whole() for row in rows] for kind, rows in kernels}
+        shares = {("share", kind): [torch.cat(x).amax()] for kind, x in self._shares.items()}
+        return {**found, **shares}
+
+    def result(
+        self, kernels: Sequence[Tensor] | None, sizes: tuple[int, ...]
+    ) -> tuple[Blocks | None, Whole | None]:
         """What was kept of a kind, as blocks of these sizes or as the kernel of all samples."""
-        if kind not in self._packed:
+        if kernels is None:
             return None, None
-        triangle, diagonal, offset = (rows.whole().cpu() for rows in self._packed[kind])
+        triangle, diagonal, offset = kernels
         kept = Blocks(triangle, diagonal, offset if offset.any() else None)
         return (None, Whole(kept, sizes)) if self.all_wait else (kept, None)
 

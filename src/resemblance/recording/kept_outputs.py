@@ -17,7 +17,7 @@ from .._model.losses import FindLogits, are_probabilities, by_position, find_log
 from .._model.model_pass import ModelPass
 from .._model.not_logits import objection
 from .._model.picked_tokens import Rows
-from .._ops.device_copies import without_waiting
+from .._ops.device_copies import on_the_host, without_waiting
 from ..errors import TargetError
 from ..representation.outputs import ALL_UP_TO, GROUPS, TOP, Outputs, group_of, joined
 from ..representation.representation import Representation
@@ -95,8 +95,7 @@ class KeptOutputs:
         """Copy to the host what waits on a device: seldom, as the host then waits for it."""
         for i in range(self._there, len(self._parts)):
             places, part = self._parts[i]
-            here = {name: x.cpu() for name, x in part.tensors().items()}
-            self._parts[i] = places, Outputs(part.classes, **here)
+            self._parts[i] = places, _on_the_host(part)
         self._there, self._waiting = len(self._parts), 0
 
     def _group_of(self, z: Tensor) -> Tensor:
@@ -108,9 +107,17 @@ class KeptOutputs:
         """Of all rows that were kept, in their order; None if none were."""
         if not self._parts:
             return None
-        self._fetch()
+        if self._there:  # else all are still on a device, and are put in order there
+            self._fetch()
         places = np.concatenate([at for at, _ in self._parts])
-        return joined([part for _, part in self._parts], torch.from_numpy(np.argsort(places)))
+        found = joined([part for _, part in self._parts], torch.from_numpy(np.argsort(places)))
+        return None if found is None else _on_the_host(found)
+
+
+def _on_the_host(part: Outputs) -> Outputs:
+    tensors = part.tensors()
+    here = on_the_host([*tensors.values()])
+    return Outputs(part.classes, **dict(zip(tensors, here, strict=True)))
 
 
 def logits_of(run: ModelPass, logits: FindLogits | None) -> Callable[[Any], Tensor] | None:

@@ -8,7 +8,7 @@ here grows with the number of samples but the blocks, which are bounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from .._ops import fused_sketch
 from .._ops.coordinate_sketch import ROWS, WIDTH, columns, from_buckets
 from .._ops.count_sketch import add_to_buckets, bucket_kernel
+from .._ops.device_copies import sent_home
 from .._ops.feature_fold import Fold
 from ..representation.layer import Buckets, Kind, Layer, Recorded, Sketch, Sums
 from ..representation.settings import Settings
@@ -47,10 +48,10 @@ class Plan:
 
 
 class LayerSums:
-    """Blocks, buckets and sketch of one layer: `add` batches, `finish`, take the `result`.
+    """Blocks, buckets and sketch of one layer: `add` batches, `finish`, `send`, take the `result`.
 
-    Layers are finished together, before any result is taken, so that a GPU is told everything
-    first.
+    Layers are finished together and sent to the host together, so that a GPU is told everything
+    first and seldom waited for.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class LayerSums:
         self._tables: dict[tuple[Kind, bool], tuple[Tensor, Tensor]] = {}
         self._buckets: dict[Kind, Sequence[Tensor]] = {}  # triangle, diagonal, F̃ f̄, ‖f̄‖²
         self._sketched: dict[Kind, Sketch] = {}
+        self._here: dict[tuple[str, Kind], list[Tensor]] = {}  # what was formed, on the host
 
     def add(
         self, features: Tensor, gradients: Tensor | None, plan: Plan
@@ -237,22 +239,22 @@ class LayerSums:
     ) -> Layer:
         """The layer's share of a Representation, with its accumulators if they are to be kept."""
         assert self._blocks is not None
-        kernels, share = self._blocks, self._blocks.shares.get("features")
-        self.faint = self._is_faint(0.0 if share is None else float(share))
+        kernels, here = self._blocks, self._here
+        (share,) = here.get(("share", "features"), [0.0])
+        self.faint = self._is_faint(float(share))
 
         def recorded(kind: Kind) -> Recorded | None:
             if kind not in self._kinds:
                 return None
-            blocks, whole = kernels.result(kind, sizes)
-            buckets = [x.cpu() for x in self._buckets.get(kind, ())]
+            blocks, whole = kernels.result(here.get(("kernels", kind)), sizes)
+            buckets, sketch = here.get(("buckets", kind)), here.get(("sketch", kind))
             tables = self._tables.get((kind, False), ())
-            sketch = self._sketched.get(kind)
             return Recorded(
                 trace=moments.traces[kind],
                 blocks=blocks,
                 whole=whole,
                 norms=moments.norms[kind] if kind != "elementwise" else None,
-                sketch=Sketch(sketch.table.cpu(), sketch.total.cpu()) if sketch else None,
+                sketch=Sketch(*sketch) if sketch else None,
                 buckets=Buckets(*buckets[:3], mean_norm=float(buckets[3])) if buckets else None,
                 sums=Sums(*(x.cpu() for x in tables)) if keep_sums and tables else None,
             )
@@ -271,6 +273,13 @@ class LayerSums:
             signs=signs,
             sketch_signs=sketch_signs,
         )
+
+    def _formed(self) -> dict[tuple[str, Kind], list[Tensor]]:
+        """What a result is made of, where it lies."""
+        assert self._blocks is not None
+        buckets = {("buckets", kind): list(x) for kind, x in self._buckets.items()}
+        sketch = {("sketch", kind): [x.table, x.total] for kind, x in self._sketched.items()}
+        return {**self._blocks.formed(), **buckets, **sketch}
 
     def _is_faint(self, share: float) -> bool:
         """Whether rounding to the vectors' own dtype is a hundredth of what a mean leaves over."""
@@ -297,6 +306,19 @@ def finish(layers: Sequence[LayerSums], count: int) -> None:
             for (layer, kind, _), each in zip(some, formed, strict=True):
                 layer._buckets[kind] = each
     pack_kernels(layers)
+
+
+def send(layers: Sequence[LayerSums]) -> Callable[[], None]:
+    """Have what was formed copied to the host; the function returned waits until it is there."""
+    formed = [layer._formed() for layer in layers]
+    arrived = sent_home([x for each in formed for group in each.values() for x in group])
+
+    def fetch() -> None:
+        here = iter(arrived())
+        for layer, each in zip(layers, formed, strict=True):
+            layer._here = {key: [next(here) for _ in group] for key, group in each.items()}
+
+    return fetch
 
 
 def pack_kernels(layers: Iterable[LayerSums]) -> None:

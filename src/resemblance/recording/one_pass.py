@@ -17,7 +17,7 @@ from .._model import pooling
 from .._model.layer_choice import Tap, select
 from .._model.losses import FindLogits, Objective
 from .._model.model_pass import ModelPass, RunModel, Watch, opened
-from .._model.weight_hash import of_all_weights, of_weights
+from .._model.weight_hash import both, of_weights
 from ..errors import warn
 from ..representation.provenance import DataInfo, Made, ModelInfo, Order
 from ..representation.representation import Representation
@@ -145,12 +145,13 @@ class _Facts:
 
     @cached_property
     def model(self) -> ModelInfo:
-        weights, known = list(self.run.model.parameters()), self.asked.tokenizer
+        known = self.asked.tokenizer
+        of_some, of_all = both(self.run.model)
         return ModelInfo(
             self.asked.name,
-            of_weights(self.run.model),
-            sum(p.numel() for p in weights),
-            weights=of_all_weights(self.run.model),
+            of_some,
+            sum(p.numel() for p in self.run.model.parameters()),
+            weights=of_all,
             tokenizer=None if known is None else known.hash,
         )
 

@@ -28,7 +28,7 @@ from ..representation.provenance import DataInfo, Made, ModelInfo
 from ..representation.representation import Representation
 from ..representation.settings import Settings
 from .kept_outputs import KeptOutputs
-from .layer_sums import LayerSums, Plan, finish, nests, pack_kernels
+from .layer_sums import LayerSums, Plan, finish, nests, pack_kernels, send
 from .norms_and_products import Norms, NormsAndProducts
 from .seen_samples import SeenSamples
 from .sorted_stream_warning import OrderCheck
@@ -323,7 +323,9 @@ class PassSums:
         unfinished, self._unfinished = self._unfinished, False
         if unfinished and self.samples:
             self._moments.settle()
-            finish(list(self._layers.values()), self.samples)
+            layers = list(self._layers.values())
+            finish(layers, self.samples)
+            self._fetch = send(layers)
         coordinate_sketch.forget()
 
     def result(
@@ -341,6 +343,7 @@ class PassSums:
             "sketch_signs": self._row_signs,
             "keep_sums": keep_sums,
         }
+        self._fetch()
         each = self._moments.result(torch.from_numpy(np.concatenate(self._places)))
         layers = tuple(
             self._layers[i].result(moments=each[i], **shared) for i in sorted(self._layers)

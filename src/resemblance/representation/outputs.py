@@ -67,7 +67,7 @@ def joined(parts: Sequence[Outputs | None], order: Tensor | None = None) -> Outp
     names = set.intersection(*(set(part.tensors()) for part in known))
     every = {name: torch.cat([part.tensors()[name] for part in known]) for name in names}
     if order is not None:
-        every = {name: x[order] for name, x in every.items()}
+        every = {name: x[order.to(x.device)] for name, x in every.items()}
     return Outputs(known[0].classes, **every)
 
 
