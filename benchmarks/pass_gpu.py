@@ -9,10 +9,10 @@ pass here* is the limit with that. Rows per network and dtype: forward alone, bo
 `record` with features only, with blocks only, with buckets only, with both, and with both bit for
 bit. Random weights: speed does not depend on them.
 
-Beside it: what the state of a ResNet-50 holds on the device between batches, whether host memory
-grows with the samples, and two rivals: pytorch-cka (`pip install pytorch-cka`), and the method's
-first code in a checkout of github.com/amzn/xfer that the reader brings. `--only` picks parts and
-`--add` keeps the other parts of the result file.
+Beside it: what hashes of weights and samples take of a pass, what the state of a ResNet-50 holds on
+the device between batches, whether host memory grows with the samples, and two rivals: pytorch-cka
+(`pip install pytorch-cka`), and the method's first code in a checkout of github.com/amzn/xfer that
+the reader brings. `--only` picks parts and `--add` keeps the other parts of the result file.
 """
 
 from __future__ import annotations
@@ -25,24 +25,29 @@ import resource
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import resemblance as rs
+from resemblance._data import sample_hashes
 from resemblance._model.call_trace import trace
 from resemblance._model.evaluation_mode import untouched
 from resemblance._model.layer_choice import select
 from resemblance._model.losses import Objective
+from resemblance.recording import one_pass
 
 from .networks import ResNet18
 
-PARTS = ("host", "rivals", "pass", "state", "first-code")
+PARTS = ("host", "rivals", "pass", "hashes", "state", "first-code")
 SMALL, LARGE = "resnet18 at 32", "resnet50 at 224"
 
 
@@ -226,6 +231,45 @@ def the_pass(name: str, dtype: torch.dtype, options: argparse.Namespace) -> dict
             row["samples_per_second"] / rows[limit]["samples_per_second"], 3
         )
     return {"batch_size": batch_size, "block": block, "rows": rows}
+
+
+def hashes(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What hashes of weights and samples add to a pass: it is timed with and without, in turn.
+
+    Samples are hashed as if they had no name, which takes longer.
+    """
+    batch_size, block, count, _ = networks()[name][2]
+    model, data = made(name), networks()[name][1](options.samples or count)
+
+    def recording() -> None:
+        rs.record(model, data, batch_size=batch_size, block=block, unit="sample", progress=False)
+
+    def nothing(found: Any, count: int) -> np.ndarray:
+        return np.zeros(count, np.uint64)
+
+    times: dict[str, list[float]] = {"record": [], "without hashes": []}
+    with autocast(torch.bfloat16), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of layers whose samples differ little
+        recording()
+        while not times["record"] or (
+            len(times["record"]) < 15 and sum(times["record"]) < options.patience
+        ):
+            times["record"].append(timed(recording))
+            with contextlib.ExitStack() as without:
+                for place, key, instead in (
+                    (sample_hashes, "read", lambda *_: []),
+                    (sample_hashes, "read_to_know", lambda _: []),
+                    (sample_hashes, "hashed", nothing),
+                    (one_pass, "both", lambda _: ("0" * 16, "0" * 16)),
+                ):
+                    without.enter_context(mock.patch.object(place, key, instead))
+                times["without hashes"].append(timed(recording))
+    with_them, without_them = (statistics.median(values) for values in times.values())
+    return {
+        "seconds": {key: [round(x, 4) for x in values] for key, values in times.items()},
+        "samples": length(data),
+        "of_the_pass": round((with_them - without_them) / with_them, 5),
+    }
 
 
 def state_held() -> dict[str, Any]:
@@ -424,6 +468,9 @@ def main() -> None:
         for dtype in options.dtypes:
             for name in options.networks:
                 part(f"{name}, {dtype}", the_pass, name, getattr(torch, dtype), options)
+    if "hashes" in options.only:
+        for name in options.networks:
+            part(f"hashes of {name}", hashes, name, options)
     if "state" in options.only:
         part("state", state_held)
     if "first-code" in options.only:  # last, as it takes much host memory
