@@ -30,17 +30,21 @@ def causal(scale: Scale, size: str, seed: int) -> nn.Module:
 
 
 def masked(scale: Scale, seed: int) -> nn.Module:
-    """A BERT over bytes and a mask, untrained."""
+    """A ModernBERT over bytes and a mask, untrained (Warner et al. 2024).
+
+    In as many steps a BERT, whose positions are embeddings, learns little more than how frequent
+    bytes are.
+    """
     transformers = _transformers()
     how = scale.networks["masked"]
-    config = transformers.BertConfig(
+    config = transformers.ModernBertConfig(
         vocab_size=BYTES + 1, max_position_embeddings=scale.context, hidden_size=how.width,
         num_hidden_layers=how.layers, num_attention_heads=how.heads,
-        intermediate_size=4 * how.width, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0, type_vocab_size=1, pad_token_id=None,
+        intermediate_size=2 * how.width, pad_token_id=None, bos_token_id=None, eos_token_id=None,
+        cls_token_id=None, sep_token_id=None, attn_implementation="sdpa",
     )  # fmt: skip
     torch.manual_seed(seed)
-    return transformers.BertForMaskedLM(config).eval()
+    return transformers.ModernBertForMaskedLM(config).eval()
 
 
 def projections(net: nn.Module) -> dict[str, tuple[nn.Module, int]]:
@@ -54,7 +58,7 @@ def projections(net: nn.Module) -> dict[str, tuple[nn.Module, int]]:
         kind = type(module).__name__
         if ".h." in name and kind == "Conv1D":
             found[name] = (module, 1)
-        elif ".encoder.layer." in name and kind == "Linear":
+        elif ".layers." in name and kind == "Linear":
             found[name] = (module, 0)
     return found
 

@@ -296,8 +296,8 @@ def _masking(content: Content) -> str:
         else ""
     )
     return "\n\n".join([
-        f"A BERT over bytes ({loss:.2f} nats a masked byte on held-out text).{weak} Recorded with "
-        "the drawn tokens masked, as `record` does if it has the tokenizer, and as they are. "
+        f"A ModernBERT over bytes ({loss:.2f} nats a masked byte on held-out text).{weak} Recorded "
+        "with the drawn tokens masked, as `record` does if it has the tokenizer, and as they are. "
         "n_eff and the share of Σ ‖g‖² that the top 1 % of tokens carry are the base's, smallest "
         "and largest over layers.",
         table(head, rows),
