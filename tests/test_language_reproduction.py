@@ -58,7 +58,8 @@ def test_the_quick_chain_runs_from_text_to_a_page(tmp_path):
     assert not list(out.glob("comparing*"))
     content = json.loads((out / "language.json").read_text())
     assert content["environment"]["quick"]
-    assert content["text"]["python"]["held-out files"] > 0
+    for size in content["sizes"].values():
+        assert size["text"]["python"]["held-out files"] > 0
     assert set(content["sizes"]) == {"small", "large", "masked"}
     for size in ("small", "large"):
         found = {row["kind"]: row for row in content["sizes"][size]["networks"]}
@@ -410,3 +411,23 @@ def test_the_first_changed_layer_lies_beyond_error():
     found = analysis._where(row, "tokens", "features")
     assert (found["first"], found["last"], found["largest step"]) == ("c", "c", "c")
     assert found["lost there"] == pytest.approx(0.4)
+
+
+def test_sizes_that_were_not_measured_again_stay_with_all_that_is_known_of_them():
+    def part(day, *sizes):
+        return {
+            "environment": {"date": day},
+            "environments": [{"date": day}],
+            "training": {f"{size}/0": {"seconds": day} for size in sizes},
+            "sizes": {size: {"text": day} for size in sizes},
+        }
+
+    found = analysis.together(part(1, "small", "large"), part(2, "large", "masked"))
+    assert list(found["sizes"].items()) == [
+        ("small", {"text": 1}), ("large", {"text": 2}), ("masked", {"text": 2}),
+    ]  # fmt: skip
+    assert {name: one["seconds"] for name, one in found["training"].items()} == {
+        "small/0": 1, "large/0": 2, "masked/0": 2,
+    }  # fmt: skip
+    assert found["environments"] == [{"date": 2}, {"date": 1}]
+    assert analysis.together(part(1, "large"), part(2, "large")) == part(2, "large")

@@ -28,10 +28,8 @@ from .clock import Clock, OutOfTime
 from .comparing import Comparing
 from .measuring import Measuring
 from .networks import Networks
-from .scale import FULL, QUICK, SIZES
+from .scale import FULL, QUICK, STAGES
 from .text import Text
-
-STAGES = (*SIZES, "masked")
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -1,6 +1,6 @@
 """From scores of each network to answers: which unit, which kernel, which layer.
 
-    python -m reproduction.language.analysis --from FOLDER --to FILE
+    python -m reproduction.language.analysis --from FOLDER --to FILE [--add]
 
 - *Ranking*: Spearman's ρ of 1 − mean score with KL(base‖network), over copies (which have the
   base's weights to begin with) and over all networks.
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from .networks import BASE
-from .scale import FULL, QUICK, SIZES, Scale
+from .scale import FULL, QUICK, STAGES, Scale
 from .scores import KERNELS
 
 ERRORS, LEAST = 5, 1e-3  # standard errors and a score's distance from 1 that count as a change
@@ -32,12 +32,19 @@ PAIRS = (("int8", "int4"), ("int4", "twin"), ("int8", "twin"))
 Row = dict[str, Any]
 
 
-def write(folder: Path, path: Path, scale: Scale, text: Mapping[str, Any]) -> None:
-    """Results of all that a folder holds, as one file."""
+def write(
+    folder: Path, path: Path, scale: Scale, text: Mapping[str, Any], *, add: bool = False
+) -> None:
+    """Results of all that a folder holds, as one file.
+
+    With `add`, sizes that the folder holds nothing of stay as the file has them.
+    """
     content = results(folder, scale, text)
     if content is None:
         print("nothing is measured yet", flush=True)
         return
+    if add and path.exists():
+        content = together(json.loads(path.read_text()), content)
     draft = path.with_suffix(f".{os.getpid()}.tmp")  # another run may end at the same time
     draft.write_text(json.dumps(content, separators=(",", ":")))
     draft.rename(path)
@@ -55,7 +62,7 @@ def results(folder: Path, scale: Scale, text: Mapping[str, Any]) -> dict[str, An
         path.stem.replace("_", "/"): json.loads(path.read_text())
         for path in sorted((folder / "facts").glob("*.json"))
     }
-    sizes = {size: _of_size(size, found) for size in (*SIZES, "masked")}
+    sizes = {size: _of_size(size, found) for size in STAGES}
     places = {
         json.dumps(row["environment"], sort_keys=True): row["environment"] for row in found.values()
     }
@@ -63,9 +70,22 @@ def results(folder: Path, scale: Scale, text: Mapping[str, Any]) -> dict[str, An
         "environment": next(iter(places.values())),
         "environments": list(places.values()),
         "scale": asdict(scale),
-        "text": dict(text),
         "training": facts,
-        "sizes": {size: part for size, part in sizes.items() if part is not None},
+        "sizes": {size: {**part, "text": dict(text)} for size, part in sizes.items() if part},
+    }
+
+
+def together(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """New results, and old ones of sizes that these do not have."""
+    kept = [size for size in old["sizes"] if size not in new["sizes"]]
+    sizes = {**{size: old["sizes"][size] for size in kept}, **new["sizes"]}
+    facts = {k: v for k, v in old["training"].items() if k.partition("/")[0] in kept}
+    others = [place for place in old["environments"] if place not in new["environments"]]
+    return {
+        **new,
+        "environments": [*new["environments"], *(others if kept else [])],
+        "training": {**facts, **new["training"]},
+        "sizes": {size: sizes[size] for size in STAGES if size in sizes},
     }
 
 
@@ -206,13 +226,15 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--to", type=Path, required=True, help="the .json file to write")
     parser.add_argument("--text", type=Path, help="its facts are kept beside the results")
     parser.add_argument("--quick", action="store_true", help="the folder is of a quick run")
+    parser.add_argument("--add", action="store_true", help="keep sizes that the file alone has")
     chosen = parser.parse_args(words)
     facts: Mapping[str, Any] = {}
     if chosen.text:
         from .text import Text
 
         facts = Text.load(chosen.text).described()
-    write(chosen.folder, chosen.to, QUICK if chosen.quick else FULL, facts)
+    scale = QUICK if chosen.quick else FULL
+    write(chosen.folder, chosen.to, scale, facts, add=chosen.add)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SIZES = ("small", "large")  # of causal language models
+STAGES = (*SIZES, "masked")  # which are measured apart from each other
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,10 @@ def _measured(content: Content, sizes: Sequence[str]) -> str:
     return (
         f"Measured on byte-level GPT-2s of {nets}, trained on Python source. Beside each base: "
         "copies of it, a twin from another seed, one trained on C headers, an untrained one and a "
-        f"student. {missing + ' ' if missing else ''}All saw the same {scale['sequences']} "
-        f"held-out sequences of {scale['context']} bytes. `python -m reproduction.language` "
-        f"repeats it ({place['device']}, torch {place['torch']}, {place['date']}); this page is "
+        f"student. {missing + ' ' if missing else ''}All of a size saw the same "
+        f"{scale['sequences']} held-out sequences of {scale['context']} bytes. "
+        "`python -m reproduction.language` repeats it "
+        f"({place['device']}, torch {place['torch']}, {place['date']}); this page is "
         "made of its results by `reproduction.language.tables`."
     )
 
@@ -288,7 +289,7 @@ def _masking(content: Content) -> str:
     else:
         verdict = "By this measure masking is not needed to tell networks apart."
     loss = found["loss"]
-    known = content["text"].get("python", {}).get("nats a byte by frequency")
+    known = found["text"].get("python", {}).get("nats a byte by frequency")
     weak = (
         f" It has learnt little more than how frequent bytes are, which alone gives {known:.2f}: "
         "what is said here is of a network that makes little of its context."
@@ -316,9 +317,14 @@ def _training(content: Content) -> str:
         for name, one in content["training"].items()
     ]  # fmt: skip
     scale = content["scale"]
+    files = {size: part["text"].get("python", {}) for size, part in content["sizes"].items()}
+    known = [f"{one['files']:,} files ({size})" for size, one in files.items() if one]
+    gathered = f"Python source of {_listed(known)}" if known else "Python source"
     return "\n\n".join([
-        f"AdamW, a cosine of the rate, bfloat16, context {scale['context']}. Weights are rounded "
-        "symmetrically with a scale an output row and pruned by magnitude matrix by matrix, in the "
+        f"{gathered}, gathered from the packages that were installed when a size "
+        f"was measured. AdamW, a cosine of the rate, bfloat16, context {scale['context']}. Weights "
+        "are rounded symmetrically with a scale an output row and pruned by magnitude matrix by "
+        "matrix, in the "
         f"projections of all blocks. `low-rank` is an adapter of rank {scale['rank']} on all of "
         "them, merged; `distilled` is a small network that learnt the base's predictions, whose "
         "loss is KL. Recordings are float32.",
