@@ -84,7 +84,7 @@ def networks() -> dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any],
         SMALL: (ResNet18, images(32), (4096, 128, 49152, 49152)),
         LARGE: (torchvision("resnet50"), images(224), (256, 128, 16384, 16384)),
         "vit_b_16 at 224": (torchvision("vit_b_16"), images(224), (256, 128, 16384, 2048)),
-        "gpt2 at 512": (gpt2, tokens, (64, 64, 2048, 512)),
+        "gpt2 at 512": (gpt2, tokens, (64, 64, 2048, 1152)),
     }
 
 

@@ -337,6 +337,8 @@ class ModelPass:
         """
         if objective is not None:
             objective.refuse_probabilities(self.outputs)
+            if objective.target == "labels":  # names those of the samples themselves
+                objective.start(self.trial.samples, self.outputs)
             if objective.by_convention:
                 z = find_logits(self.outputs)
                 not_logits.refuse(self.model, self.trial.samples, z, self.calls)
