@@ -2,7 +2,7 @@
 
 Dropout left on in evaluation mode makes a network unlike itself; batch norm without running
 statistics, or logits of every sample against every other, make it depend on the batch size. Both
-are noticed by one more run of the trial, with its last sample in place of all others.
+show in one more run of the trial, with its last sample in place of all others.
 """
 
 from __future__ import annotations
