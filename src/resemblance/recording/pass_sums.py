@@ -326,6 +326,7 @@ class PassSums:
             layers = list(self._layers.values())
             finish(layers, self.samples)
             self._fetch = send(layers)
+        self._seen.settle()  # while a GPU is at it
         coordinate_sketch.forget()
 
     def result(
@@ -334,7 +335,6 @@ class PassSums:
         """The Representation of what was consumed."""
         self.finish()
         self._refuse_bad()
-        self._seen.settle()
         if not self.samples:
             raise DataError("nothing was recorded: every sample was skipped as not finite")
         shared: dict[str, Any] = {
