@@ -277,7 +277,7 @@ def _storage(tensor: Tensor) -> Any:
         return None
     try:
         return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError):  # as torch says of tensors without one
         return None
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .._ops.device_copies import on_the_way
+from .._ops.device_copies import sent_home
 from .._ops.mixed_words import mixed_sum
 from .call_trace import plain_name
 from .evaluation_mode import unwrap
@@ -37,24 +37,13 @@ def _begun(model: nn.Module) -> Callable[[], str]:
     """`of_weights`, once the values that it reads are on their way from a GPU."""
     weights = {k: w for k, w in sorted(_state(model).items()) if isinstance(w, Tensor)}
     elsewhere = readers(model)
-    values = {key: _some_bytes(_whole(key, weight, elsewhere)) for key, weight in weights.items()}
-    sent: list[tuple[list[str], Tensor, torch.cuda.Event | None]] = []
-    for device in {x.device for x in values.values()}:  # one copy each, as a GPU is slow to begin
-        here = [key for key, x in values.items() if x.device == device]
-        sent.append((here, *on_the_way(torch.cat([values[key] for key in here]))))
-    sizes = {key: len(x) for key, x in values.items()}
+    read = sent_home([_some_bytes(_whole(key, w, elsewhere)) for key, w in weights.items()])
 
     def digest() -> str:
-        read: dict[str, bytes] = {}
-        for here, together, arrived in sent:
-            if arrived is not None:
-                arrived.synchronize()
-            parts = together.split([sizes[key] for key in here])
-            read |= {key: x.numpy().tobytes() for key, x in zip(here, parts, strict=True)}
         out = hashlib.blake2b(digest_size=8)
-        for key, weight in weights.items():
+        for (key, weight), values in zip(weights.items(), read(), strict=True):
             out.update(f"{plain_name(key)} {tuple(weight.shape)}".encode())
-            out.update(read[key])
+            out.update(values.numpy().tobytes())
         return out.hexdigest()
 
     return digest

@@ -22,7 +22,7 @@ def on_the_way(x: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
     host.copy_(x, non_blocking=True)
     arrived = torch.cuda.Event()
-    arrived.record()
+    arrived.record(torch.cuda.current_stream(x.device))  # which need not be the current device's
     return host, arrived
 
 
@@ -44,20 +44,29 @@ def sent_home(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
     for device in {x.device for x in out if x.is_cuda}:
         there = [i for i, x in enumerate(out) if x.device == device]
         for some in _groups(there, [out[i].nbytes for i in there]):
-            raw = torch.cat([out[i].contiguous().view(-1).view(torch.uint8) for i in some])
-            sent.append((some, *on_the_way(raw)))
+            sent.append((some, *on_the_way(_bytes([out[i] for i in some]))))
 
     def arrived() -> list[Tensor]:
         for some, host, copied in sent:
             if copied is not None:
                 copied.synchronize()
-            parts = host.split([out[i].nbytes for i in some])
-            for i, part in zip(some, parts, strict=True):
-                out[i] = part.clone().view(out[i].dtype).view(out[i].shape)
+            for i, x in zip(some, _parts(host, [out[i] for i in some]), strict=True):
+                out[i] = x
         sent.clear()
         return out
 
     return arrived
+
+
+def _bytes(tensors: Sequence[Tensor]) -> Tensor:  # (n,) uint8
+    """All of them in a row."""
+    return torch.cat([x.contiguous().view(-1).view(torch.uint8) for x in tensors])
+
+
+def _parts(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors like these from the bytes of `_bytes`, each in memory of its own."""
+    parts = zip(row.split([x.nbytes for x in like]), like, strict=True)
+    return [part.clone().view(x.dtype).view(x.shape) for part, x in parts]
 
 
 def _groups(items: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
