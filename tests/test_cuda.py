@@ -17,6 +17,7 @@ from resemblance._model.weight_hash import both, of_all_weights
 from resemblance._ops import gram_matrices as grams
 from resemblance._ops.device_copies import sent_home
 from resemblance.errors import DataError
+from resemblance.recording import kept_outputs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -290,6 +291,18 @@ def test_many_tensors_come_from_a_gpu_in_few_copies():
         assert not found.is_cuda
         assert torch.equal(found, x)
         assert found.untyped_storage().nbytes() == x.nbytes or not x.nbytes  # no one else's
+
+
+def test_predictions_are_the_same_however_many_wait_on_a_gpu(monkeypatch):
+    def outputs():
+        net = networks.seeded(networks.MLP).cuda()
+        return rs.record(net, CASES["mlp"][2], block=16, batch_size=16).outputs
+
+    whole = outputs()
+    monkeypatch.setattr(kept_outputs, "_WAITING", 4000)  # some batches': the last ones still wait
+    parted = outputs()
+    assert not whole.every.is_cuda
+    torch.testing.assert_close(parted.every, whole.every)
 
 
 def test_the_hash_of_all_weights_is_the_same_on_a_gpu():

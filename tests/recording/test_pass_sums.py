@@ -15,6 +15,7 @@ from resemblance._data.sources import Batch, Piece
 from resemblance.errors import DataError
 from resemblance.recording.options import Keep
 from resemblance.recording.pass_sums import Handling, PassSums
+from resemblance.recording.seen_samples import SeenSamples
 from resemblance.representation.provenance import DataInfo, Made, ModelInfo
 
 G = torch.Generator().manual_seed(0)
@@ -206,3 +207,20 @@ def test_places_are_kept_as_long_as_norms_are(monkeypatch, batch_size, bad):
     first = rs.record(mlp(), data, data_id="x", **how)[0].features.norms
     torch.testing.assert_close(first, every[:20], rtol=1e-5, atol=0, equal_nan=True)
     assert sum(map(len, seen[0]._places)) <= 20 + 8 + batch_size
+
+
+def test_samples_that_are_still_on_their_way_as_a_pass_ends_are_counted_in(monkeypatch):
+    """As on a GPU, where the latest batches are hashed later."""
+    base = rs.record(mlp(), VECTORS, block=8)
+    settle = SeenSamples.settle
+    monkeypatch.setattr(SeenSamples, "settle", lambda self, unread=0: None)
+    finish = PassSums.finish
+
+    def finished(self):
+        monkeypatch.setattr(SeenSamples, "settle", settle)
+        finish(self)
+
+    monkeypatch.setattr(PassSums, "finish", finished)
+    late = rs.record(mlp(), VECTORS, block=8)
+    assert late.data == base.data
+    assert late.block_hashes == base.block_hashes
