@@ -32,13 +32,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import resemblance as rs
-from resemblance._data import sample_hashes
+from resemblance._data.sample_hashes import Read, SampleReader
 from resemblance._model.call_trace import trace
 from resemblance._model.evaluation_mode import untouched
 from resemblance._model.layer_choice import select
@@ -244,8 +243,8 @@ def hashes(name: str, options: argparse.Namespace) -> dict[str, Any]:
     def recording() -> None:
         rs.record(model, data, batch_size=batch_size, block=block, unit="sample", progress=False)
 
-    def nothing(found: Any, count: int) -> np.ndarray:
-        return np.zeros(count, np.uint64)
+    def nothing(_: Any, batch: Any, *, known: bool) -> Read:
+        return Read(length(batch), {"content": [], "known_by": []})
 
     times: dict[str, list[float]] = {"record": [], "without hashes": []}
     with autocast(torch.bfloat16), warnings.catch_warnings():
@@ -257,9 +256,7 @@ def hashes(name: str, options: argparse.Namespace) -> dict[str, Any]:
             times["record"].append(timed(recording))
             with contextlib.ExitStack() as without:
                 for place, key, instead in (
-                    (sample_hashes, "read", lambda *_: []),
-                    (sample_hashes, "read_to_know", lambda _: []),
-                    (sample_hashes, "hashed", nothing),
+                    (SampleReader, "read", nothing),
                     (one_pass, "both", lambda _: ("0" * 16, "0" * 16)),
                 ):
                     without.enter_context(mock.patch.object(place, key, instead))

@@ -13,6 +13,7 @@ from torch import nn
 import networks
 import resemblance as rs
 import stored
+from resemblance._data.sample_hashes import SampleReader
 from resemblance._model.weight_hash import both, of_all_weights
 from resemblance._ops import gram_matrices as grams
 from resemblance._ops.device_copies import sent_home
@@ -412,3 +413,18 @@ def test_processes_that_share_a_gpu_record_what_one_does(backend, count, tmp_pat
         text=True,
     )
     assert float(done.stdout.split()[-1]) > 1 - 1e-6, done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_samples_on_a_gpu_have_the_hashes_that_they_have_on_the_host(dtype):
+    images = (10 * torch.randn(6, 3, 20, 20, generator=G)).clamp_min(0).to(dtype)
+    batch = {"x": images, "some": images[:, 0, 0, :7], **networks.tokens(6, length=5)}
+    there = {key: value.cuda() for key, value in batch.items()}
+    last = {**there, "x": there["x"].contiguous(memory_format=torch.channels_last)}
+    half = {**batch, "x": there["x"]}
+    labels = torch.arange(6)
+    here = SampleReader().read((batch, labels))
+    for other in ((there, labels.cuda()), (last, labels), (half, labels.cuda())):
+        read = SampleReader().read(other)
+        for what in ("known_by", "content", "labels"):
+            assert (read.hashes(what) == here.hashes(what)).all()

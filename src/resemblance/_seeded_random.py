@@ -41,22 +41,28 @@ def below(random: np.ndarray, bound: int) -> np.ndarray:
 
 def absorb(hashes: np.ndarray, words: np.ndarray) -> np.ndarray:  # (n,), (n, w) -> (n,) uint64
     """Running 64-bit hashes of rows, after reading each row's words; zero words add nothing."""
-    keys, mixed = _row_keys(words.shape[1])
-    read = np.empty(len(words), np.uint64)
+    keys, of_zeros = row_keys(words.shape[1])
+    sums = np.empty(len(words), np.uint64)
     step = max(1, _AT_ONCE // max(1, words.shape[1]))
     with np.errstate(over="ignore"):
         for start in range(0, len(words), step):
             rows = _mixed(words[start : start + step] ^ keys)
-            rows -= mixed
-            rows.sum(1, dtype=np.uint64, out=read[start : start + step])
-        return _mixed(_mixed(hashes) + read)
+            rows.sum(1, dtype=np.uint64, out=sums[start : start + step])
+        return absorb_sums(hashes, sums - of_zeros)
+
+
+def absorb_sums(hashes: np.ndarray, sums: np.ndarray) -> np.ndarray:  # (n,) uint64 each
+    """What `absorb` gives, from each row's Σ_j mix(word_j ^ key_j) less what zeros would give."""
+    with np.errstate(over="ignore"):
+        return _mixed(_mixed(hashes) + sums)
 
 
 @functools.lru_cache(maxsize=8)
-def _row_keys(count: int) -> tuple[np.ndarray, np.ndarray]:
-    keys = bits(0, ROW, np.arange(count))
+def row_keys(words: int) -> tuple[np.ndarray, np.uint64]:  # (words,) uint64
+    """What tells the places in a row of words, and what `absorb` would sum up of zeros."""
+    keys = bits(0, ROW, np.arange(words))
     with np.errstate(over="ignore"):
-        return keys, _mixed(keys)
+        return keys, _mixed(keys).sum(dtype=np.uint64)
 
 
 def shuffled(count: int, seed: int) -> np.ndarray:

@@ -7,15 +7,14 @@ import pytest
 import torch
 
 import networks
-from resemblance._data import sample_hashes
-from resemblance._data.batches import size
+from resemblance._data.sample_hashes import Read, SampleReader, of_name
 
 X = torch.randn(6, 3, 20, 20, generator=torch.Generator().manual_seed(0))
 
 
 def of_samples(batch):
     """The hash by which samples without a name are known."""
-    return sample_hashes.hashed(sample_hashes.read_to_know(batch), size(batch))
+    return SampleReader().read(batch).hashes("known_by")
 
 
 def test_equal_samples_have_equal_hashes_in_any_batch():
@@ -62,5 +61,39 @@ def test_padding_does_not_matter():
 
 
 def test_names_stand_for_samples():
-    assert (sample_hashes.of_name("a", 3) == sample_hashes.of_name("a", 3)).all()
-    assert (sample_hashes.of_name("a", 3) != sample_hashes.of_name("b", 3)).all()
+    assert (of_name("a", 3) == of_name("a", 3)).all()
+    assert (of_name("a", 3) != of_name("b", 3)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_sums_that_a_device_makes_give_the_same_hashes(dtype):
+    """Here on the host: what is sent home of a GPU is what it would have given."""
+    x = (10 * X).clamp_min(0).to(dtype)
+    few, tokens = networks.tokens(6, length=5), torch.arange(12).view(6, 2)[:, :1]
+    batch = {"x": x, "y": X[:, 0, 0, :7].to(dtype), **few}
+    reader = SampleReader()
+    here = reader.read((batch, tokens))
+    parts = [(what, i) for what, some in here.parts.items() for i in range(len(some))]
+    sums = reader._sums([here.parts[what][i] for what, i in parts])
+    made = {what: [] for what in here.parts}
+    for (what, _), of_part in zip(parts, sums, strict=True):
+        made[what].append(of_part)
+    there = Read(6, made)
+    for what in ("known_by", "content", "labels"):
+        assert len(set(here.hashes(what).tolist())) == 6
+        assert (there.hashes(what) == here.hashes(what)).all()
+
+
+def test_memory_order_and_places_in_memory_do_not_matter():
+    last = X.to(memory_format=torch.channels_last)
+    assert (of_samples(last) == of_samples(X)).all()
+    row = torch.arange(25, dtype=torch.uint8)
+    shifted, fresh = row[1:].view(3, 8), row[1:].clone().view(3, 8)
+    assert (of_samples(shifted) == of_samples(fresh)).all()
+
+
+def test_what_the_model_writes_into_its_inputs_is_not_hashed():
+    x = X[:, 0, 0, :5].clone()
+    read = SampleReader().read(x)
+    x.zero_()
+    assert (read.hashes("known_by") == of_samples(X[:, 0, 0, :5])).all()

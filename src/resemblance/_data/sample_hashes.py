@@ -1,43 +1,136 @@
-"""Short hashes that tell the same samples from others, by content or by name."""
+"""Short hashes that tell the same samples from others, by content or by name.
+
+What lies on a GPU is hashed there, all that is read of a batch at once: eight bytes a sample come
+to the host, which does not wait for them.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .._ops.device_copies import on_the_way, without_waiting
-from .._seeded_random import absorb
+from .._ops.mixed_words import mixed_rows
+from .._seeded_random import absorb, absorb_sums, row_keys
 from .batches import attention_mask, inputs_of, labels_of, leaves, size
 
-_KNOWN_BY, _CONTENT = 256, 32  # values read of a sample, evenly spaced
+What = Literal["known_by", "content", "labels"]
+_VALUES: dict[What, int] = {"known_by": 256, "content": 32}  # read of a sample, evenly spaced
 
 
 class Read(NamedTuple):
-    """Values of samples on their way to the host."""
+    """What was read of a batch's samples; what a GPU made of it may be on its way."""
 
-    values: Tensor  # (n, v)
-    arrived: torch.cuda.Event | None
+    samples: int
+    parts: Mapping[What, list[Tensor]]  # words on the host (n, w), or their sums (n,), all int64
+    arrive: Sequence[torch.cuda.Event] = ()
+
+    def hashes(self, what: What) -> np.ndarray | None:  # (n,) uint64
+        """Of each sample: equal if and (nearly) only if what was read is. None if nothing was."""
+        if what not in self.parts:
+            return None
+        for arrived in self.arrive:
+            arrived.synchronize()
+        out = np.zeros(self.samples, np.uint64)
+        for part in self.parts[what]:
+            found = part.numpy().view(np.uint64)
+            out = absorb(out, found) if found.ndim == 2 else absorb_sums(out, found)
+        return out
 
 
-def read(batch: Any, values: int = _CONTENT) -> list[Read]:
-    """Up to so many values of each sample's inputs, evenly spaced, of every part of them.
+class SampleReader:
+    """Reads some values of every sample, batch after batch of a pass.
 
     That keeps hashes out of the profile; samples that differ only between the values read pass for
     equal, which matters for no data set but one made for the purpose. Padding is not read, so that
     a sequence keeps its hash among longer ones.
     """
-    mask = attention_mask(batch)
-    parts = [_values(leaf, mask, values) for leaf in leaves(inputs_of(batch))]
-    return [Read(*on_the_way(part)) for part in parts if part is not None]
+
+    def __init__(self) -> None:
+        self._places: dict[Any, tuple[Tensor, ...]] = {}  # of what is read, on its device
+        self._keys: dict[Any, tuple[Tensor, Tensor]] = {}  # of words, and what they give of zeros
+
+    def read(self, batch: Any, *, known: bool = True) -> Read:
+        """Content and labels of a batch's samples and, with `known`, what tells them apart.
+
+        Of every part of the inputs these are 32 values and 256.
+        """
+        mask, inputs = attention_mask(batch), leaves(inputs_of(batch))
+        found: dict[What, list[Tensor]] = {}
+        for what, most in _VALUES.items():
+            if known or what != "known_by":
+                each = (self._values(leaf, mask, most) for leaf in inputs)
+                found[what] = [_words(values) for values in each if values is not None]
+        if (labels := _labels(batch)) is not None:
+            values = self._values(labels, None, _VALUES["content"])
+            found["labels"] = [] if values is None else [_words(values)]
+        return self._sent_home(size(batch), found)
+
+    def _values(self, leaf: Any, mask: Tensor | None, most: int) -> Tensor | None:  # (n, v)
+        if not isinstance(leaf, Tensor | np.ndarray):
+            return _of_texts(leaf)
+        leaf = torch.as_tensor(leaf).detach()
+        if not leaf.ndim:
+            return None
+        if mask is not None and leaf.shape == mask.shape:
+            unread = (mask == 0).to(leaf.device)
+            front = unread.int().argsort(dim=1, stable=True)  # padding, on either side, goes last
+            values = leaf.masked_fill(unread, 0).gather(1, front)
+        elif leaf[:1].numel() > most:
+            at = (slice(None), *self._places_in(leaf, most))
+            values = leaf[at]
+        else:
+            values = leaf.reshape(len(leaf), -1)
+            if leaf.device.type == "cpu":  # hashed later, when the model may have written into it
+                values = values.clone()
+        return values.float() if values.dtype == torch.bfloat16 else values
+
+    def _places_in(self, leaf: Tensor, most: int) -> tuple[Tensor, ...]:
+        """So many places in a sample, by axis, whatever the order of its memory."""
+        key = leaf.shape[1:], leaf.device, most
+        if key not in self._places:
+            flat = torch.linspace(0, leaf[:1].numel() - 1, most).long()
+            by_axis = torch.stack(torch.unravel_index(flat, leaf.shape[1:]))
+            self._places[key] = without_waiting(by_axis, leaf.device).unbind()
+        return self._places[key]
+
+    def _sent_home(self, samples: int, found: dict[What, list[Tensor]]) -> Read:
+        """Words that lie on a device are turned into their sums, which are sent to the host."""
+        by_device: dict[torch.device, list[tuple[list[Tensor], int]]] = {}
+        for parts in found.values():
+            for i, words in enumerate(parts):
+                by_device.setdefault(words.device, []).append((parts, i))
+        by_device.pop(torch.device("cpu"), None)
+        arrive = []
+        for places in by_device.values():
+            sums, arrived = on_the_way(self._sums([parts[i] for parts, i in places]))
+            for (parts, i), of_part in zip(places, sums, strict=True):
+                parts[i] = of_part
+            arrive += [arrived] if arrived is not None else []
+        return Read(samples, found, arrive)
+
+    def _sums(self, parts: list[Tensor]) -> Tensor:  # (parts, n)
+        """What `absorb_sums` takes in of each part, all of which are mixed at once."""
+        widths = [part.shape[1] for part in parts]
+        key = tuple(widths), parts[0].device
+        if key not in self._keys:
+            keys, of_zeros = zip(*map(row_keys, widths), strict=True)
+            both = np.concatenate([*keys, of_zeros]).view(np.int64)
+            there = without_waiting(torch.from_numpy(both), parts[0].device)
+            self._keys[key] = there[: sum(widths)], there[sum(widths) :, None]
+        keys, of_zeros = self._keys[key]
+        mixed = mixed_rows(torch.cat(parts, 1) if len(parts) > 1 else parts[0], keys)
+        return torch.stack([some.sum(1) for some in mixed.split(widths, 1)]) - of_zeros
 
 
-def read_labels(batch: Any) -> list[Read] | None:
-    """Each sample's label, whatever its kind; None if the batch has none."""
+def _labels(batch: Any) -> Any:
+    """The samples' labels, numbers of one kind or other values; None if the batch has none."""
     labels = labels_of(batch)
     if labels is None or isinstance(labels, Mapping):
         return None
@@ -45,55 +138,29 @@ def read_labels(batch: Any) -> list[Read] | None:
         labels = labels if isinstance(labels, np.ndarray) else list(labels)
         if isinstance(labels, np.ndarray) and labels.dtype.kind not in "biuf":
             labels = labels.tolist()
-    if isinstance(labels, np.ndarray | Tensor):
-        labels = torch.as_tensor(labels).detach()
-        # as 64-bit numbers, so that int32 and int64 labels are the same
-        labels = labels.double() if labels.is_floating_point() else labels.long()
     if not getattr(labels, "ndim", 1) or len(labels) != size(batch):
         return None
-    part = _values(labels, None, _CONTENT)
-    return None if part is None else [Read(*on_the_way(part))]
+    if not isinstance(labels, Tensor | np.ndarray):
+        return labels
+    labels = torch.as_tensor(labels)
+    # as 64-bit numbers, so that int32 and int64 labels are the same
+    return labels.double() if labels.is_floating_point() else labels.long()
 
 
-def read_to_know(batch: Any) -> list[Read]:
-    """What samples without a name are known by: up to 256 of their values."""
-    return read(batch, _KNOWN_BY)
+def _of_texts(values: Sequence[Any]) -> Tensor:  # (n, 1)
+    words = np.array([_of_text(repr(value)) for value in values], np.uint64)
+    return torch.from_numpy(words.view(np.int64))[:, None]
 
 
-def hashed(found: list[Read], count: int) -> np.ndarray:  # (count,) uint64
-    """A hash of each sample from what was read: equal if and (nearly) only if that is."""
-    out = np.zeros(count, np.uint64)
-    for values, arrived in found:
-        if arrived is not None:
-            arrived.synchronize()
-        raw = np.ascontiguousarray(values.numpy()).view(np.uint8)
-        if short := -raw.shape[1] % 8:
-            raw = np.pad(raw, ((0, 0), (0, short)))
-        out = absorb(out, raw.view(np.uint64))
-    return out
+def _words(values: Tensor) -> Tensor:  # (n, v) -> (n, w) int64
+    """The bytes of each row, eight at a time: zeros fill the last word."""
+    raw = values.contiguous().view(torch.uint8)
+    if short := -raw.shape[1] % 8:
+        raw = F.pad(raw, (0, short))
+    return (raw.clone() if raw.storage_offset() % 8 else raw).view(torch.int64)
 
 
-def _values(leaf: Any, mask: Tensor | None, most: int) -> Tensor | None:  # (n, v)
-    if not isinstance(leaf, Tensor | np.ndarray):
-        words = np.array([_of_text(repr(value)) for value in leaf], np.uint64)
-        return torch.from_numpy(words.view(np.int64))[:, None]
-    leaf = torch.as_tensor(leaf).detach()
-    if not leaf.ndim:
-        return None
-    if mask is not None and leaf.shape == mask.shape:
-        unread = (mask == 0).to(leaf.device)
-        front = unread.int().argsort(dim=1, stable=True)  # padding, on whichever side, goes last
-        flat = leaf.masked_fill(unread, 0).gather(1, front)
-    else:
-        flat = leaf.reshape(len(leaf), -1)
-        if flat.shape[1] > most:
-            places = torch.linspace(0, flat.shape[1] - 1, most).long()
-            flat = flat[:, without_waiting(places, flat.device)]
-    # a copy, as the model may write into its inputs
-    return flat.float() if flat.dtype == torch.bfloat16 else flat.clone()
-
-
-def of_name(data_id: str, count: int) -> np.ndarray:  # (count,) uint64
+def of_name(data_id: str, count: int) -> np.ndarray:  # (n,) uint64
     """The hash that stands for each sample of data known by name."""
     return np.full(count, _of_text(data_id))
 

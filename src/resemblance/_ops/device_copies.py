@@ -18,7 +18,7 @@ def without_waiting(x: Tensor, device: torch.device) -> Tensor:
 def on_the_way(x: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     """A tensor's copy on the host, and what to wait for before reading it."""
     if not x.is_cuda:
-        return x, None
+        return x.cpu(), None
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
     host.copy_(x, non_blocking=True)
     arrived = torch.cuda.Event()

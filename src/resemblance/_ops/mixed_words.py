@@ -47,10 +47,13 @@ def mixed_sum(words: Tensor, place: int) -> Tensor:  # (n,) int64 -> ()
     if triton is not None and words.is_cuda:
         with torch.cuda.device_of(words):
             return launch(words, place)
-    x = words + torch.arange(place, place + len(words), device=words.device).mul_(_GOLDEN)
-    x = x.bitwise_xor_(_shifted(x, 30)).mul_(_FIRST)
-    x = x.bitwise_xor_(_shifted(x, 27)).mul_(_SECOND)
-    return x.bitwise_xor_(_shifted(x, 31)).sum()
+    places = torch.arange(place, place + len(words), device=words.device)
+    return _mixed(words + places.mul_(_GOLDEN)).sum()
+
+
+def mixed_rows(words: Tensor, keys: Tensor) -> Tensor:  # (n, w), (w,) int64 -> (n, w)
+    """Each word and its column's key through the same finaliser, in plain PyTorch."""
+    return _mixed(words ^ keys)
 
 
 def launch(words: Tensor, place: int) -> Tensor:
@@ -59,6 +62,13 @@ def launch(words: Tensor, place: int) -> Tensor:
     grid = (triton.cdiv(len(words), _AT_ONCE),)
     _kernel[grid](words, out, len(words), place, _GOLDEN, _FIRST, _SECOND, _AT_ONCE)
     return out
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """In place."""
+    x = x.bitwise_xor_(_shifted(x, 30)).mul_(_FIRST)
+    x = x.bitwise_xor_(_shifted(x, 27)).mul_(_SECOND)
+    return x.bitwise_xor_(_shifted(x, 31))
 
 
 def _shifted(words: Tensor, by: int) -> Tensor:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .._data import sample_hashes
-from .._data.batches import is_padded, leaves, size
+from .._data.batches import is_padded, leaves
+from .._data.sample_hashes import SampleReader
 from .._data.tokenizer_facts import TokenizerFacts
 from .._model import pooling
 from .._model.layer_choice import Tap, select
@@ -176,8 +176,8 @@ class _Facts:
 
     def key(self, settings: Settings, layers: Sequence[str]) -> dict[str, Any]:
         """What passes must have in common for one to go on where the other ended."""
-        first = self.run.source.first
-        hashes = sample_hashes.hashed(sample_hashes.read(first), size(first))
+        hashes = SampleReader().read(self.run.source.first, known=False).hashes("content")
+        assert hashes is not None
         return {
             **{f"setting {name}": value for name, value in asdict(settings).items()},
             "layers": list(layers),

@@ -10,25 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from .._data import sample_hashes
-from .._data.batches import size
-from .._data.sample_hashes import Read
+from .._data.sample_hashes import Read, SampleReader, What, of_name
 from .._data.sources import Drawn
 from .._seeded_random import absorb
 
-
-class _Batch(NamedTuple):
-    """What was read of a batch's samples; a GPU may still be sending it."""
-
-    samples: int
-    known_by: list[Read] | None  # None: by their name
-    content: list[Read]
-    labels: list[Read] | None
-    drawn: Drawn | None
+_READ: tuple[What, ...] = ("content", "known_by", "labels")
 
 
 class SeenSamples:
@@ -38,7 +28,7 @@ class SeenSamples:
     """
 
     def __init__(self, data_id: str | None, *, keyed: bool = False) -> None:
-        self._name, self._keyed = data_id, keyed
+        self._name, self._keyed, self._reader = data_id, keyed, SampleReader()
         self._known_by = self._content = self._labels = 0
         self._tokens = 1  # blocks that a window of samples makes
         self._labelled = True  # every batch so far had labels
@@ -49,9 +39,7 @@ class SeenSamples:
 
     def begin(self, samples: Any, drawn: Drawn | None = None) -> None:
         """Read some of a batch, as it came from the data, with the tokens drawn from it."""
-        known_by = None if self._name is not None else sample_hashes.read_to_know(samples)
-        content, labels = sample_hashes.read(samples), sample_hashes.read_labels(samples)
-        self._batch = _Batch(size(samples), known_by, content, labels, drawn)
+        self._batch = self._reader.read(samples, known=self._name is None), drawn
 
     def end(
         self,
@@ -60,7 +48,7 @@ class SeenSamples:
         blocks: Sequence[tuple[int, bool]],  # samples of each, as far as kept, and whether it ends
     ) -> None:
         """Count in the batch, once it has arrived."""
-        self._waiting.append(partial(self._add, self._batch, indices, keep, blocks))
+        self._waiting.append(partial(self._add, *self._batch, indices, keep, blocks))
 
     def settle(self, unread: int = 0) -> None:
         """Hash all batches but the latest `unread`, which may be under way."""
@@ -69,31 +57,28 @@ class SeenSamples:
 
     def _add(
         self,
-        batch: _Batch,
+        read: Read,
+        drawn: Drawn | None,
         indices: np.ndarray,
         keep: np.ndarray,
         blocks: Sequence[tuple[int, bool]],
     ) -> None:
-        content = sample_hashes.hashed(batch.content, batch.samples)
-        known_by = (
-            sample_hashes.of_name(self._name or "", batch.samples)
-            if batch.known_by is None
-            else sample_hashes.hashed(batch.known_by, batch.samples)
-        )
+        content, known_by, labels = (read.hashes(what) for what in _READ)
+        assert content is not None
+        if known_by is None:
+            known_by = of_name(self._name or "", len(content))
         at = indices[keep].astype(np.uint64)[:, None]
         self._known_by = _added(self._known_by, absorb(known_by[keep], at))
         self._content = _added(self._content, content[keep])
-        labels = None
-        if batch.labels is None:
+        if labels is None:
             self._labelled = False
         else:
-            labels = sample_hashes.hashed(batch.labels, batch.samples)
             self._labels = _added(self._labels, labels[keep])
         if self._keyed:  # which tell the order also where preprocessing differs
             content = absorb(np.zeros_like(content), indices.astype(np.uint64)[:, None])
-        if batch.drawn is not None:  # blocks of other tokens are other blocks
-            content = absorb(content, batch.drawn.positions.astype(np.uint64) + np.uint64(1))
-            self._tokens = batch.drawn.positions.shape[1]
+        if drawn is not None:  # blocks of other tokens are other blocks
+            content = absorb(content, drawn.positions.astype(np.uint64) + np.uint64(1))
+            self._tokens = drawn.positions.shape[1]
         start = 0
         for count, ends in blocks:
             rows = np.flatnonzero(keep[start : start + count]) + start
