@@ -111,25 +111,6 @@ def test_a_trial_of_two_samples_refuses_probabilities_once_and_before_anything_i
     assert sorted(seen.indices) == list(range(40))
 
 
-def test_gradients_that_are_all_zero_are_refused_before_anything_is_fed():
-    seen = Seen()
-    with pytest.raises(TargetError, match="zero at every layer"):
-        feed(networks.seeded(networks.MLP), VECTORS, seen, Objective(lambda z, _: 0 * z.sum(1)))
-    assert seen.events == []
-
-
-def test_gradients_that_are_zero_where_samples_are_alike_are_not_refused():
-    """The trial's own batch is of one sample several times, whose spread has no slope at zero."""
-    seen = Seen()
-
-    def spread(z, _):
-        return (z - z.mean(0)).square().sum(1)
-
-    feed(networks.seeded(networks.MLP), VECTORS, seen, Objective(spread))
-    assert sorted(seen.indices) == list(range(40))
-    assert all((g != 0).any() for _, g in seen.rows[0])
-
-
 @pytest.mark.parametrize("objective", [Objective(), None], ids=["gradients", "features"])
 @pytest.mark.parametrize("step", ["begin", "consume", "end"])
 def test_a_model_comes_back_as_it_was_when_a_consumer_fails(step, objective):

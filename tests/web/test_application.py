@@ -377,6 +377,7 @@ def test_networks_are_searched_sorted_and_the_address_keeps_it(
     assert shared.tab.input_value("#find") == "tuned"
     shared.tab.close()
     tab.fill("#find", "")
+    eventually(tab, "document.querySelectorAll('#list tbody tr').length > 2")
     tab.click("#map-keys button:has-text('wide')")
     eventually(tab, "document.querySelectorAll('#list tbody tr').length === 2")
     assert rows(tab, "list") == ["learned elsewhere", "wide stranger"]

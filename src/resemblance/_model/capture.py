@@ -30,19 +30,30 @@ Pick = Callable[[Tensor], "Tensor | None"]  # some rows of a layer's output; Non
 _HALF_SCALE = 1024.0
 
 
+_NO_POSITIONS = (
+    "no layer chosen has one row for each position of a sequence; name some that do, or record "
+    'with unit="sample"'
+)
+
+
 class Capture:
     """Hooks on a model for the length of a `with` block.
 
     A feature is the value at the tap: where the network later writes over that memory in place (an
     in-place ReLU), the batch is run again with a copy kept at that tap. Where only some rows of an
-    output are asked for, as of tokens, only those are kept until their gradients come.
+    output are asked for, as of tokens, only those are kept until their gradients come. A tap
+    without such rows is an error, or, with `may_drop`, left out from the first batch on.
     """
 
-    def __init__(self, model: nn.Module, taps: Sequence[Tap], *, gradients: bool) -> None:
+    def __init__(
+        self, model: nn.Module, taps: Sequence[Tap], *, gradients: bool, may_drop: bool = False
+    ) -> None:
         self.model, self.taps, self.gradients = model, taps, gradients
+        self._may_drop = may_drop
         self.copied: set[int] = set()  # taps whose memory the network writes over
         self.dropped: set[int] = set()  # taps that have no such rows as are asked for
-        self._axes: dict[int, int] = {}  # of the samples, as learnt from unambiguous batches
+        # of the samples, as learnt from unambiguous batches
+        self._axes = {i: tap.axis for i, tap in enumerate(taps) if tap.axis is not None}
         self._where = {(tap.module, tap.is_input, tap.call): i for i, tap in enumerate(taps)}
         self._begin(0)
 
@@ -85,22 +96,21 @@ class Capture:
         count: int,
         consume: Consume,
         pick: Pick = lambda x: x,
-        *,
-        may_drop: bool = False,
     ) -> None:
         """One batch of `count` samples through the model, there and back.
 
         `consume(i, features, gradients)` is called once for each tap i, with both batch first and
         in the shape of the layer, or the rows of it that `pick` takes. Without `start`, a function
-        of outputs and a scale, there are features alone. A tap without such rows is an error, or,
-        with `may_drop`, left out from here on.
+        of outputs and a scale, there are features alone.
         """
-        self._consume, self._pick, self._may_drop = consume, pick, may_drop
+        self._consume, self._pick = consume, pick
         with torch.inference_mode(False), torch.set_grad_enabled(self.gradients):
             while True:
                 self._begin(count)
                 outputs = forward()
                 self._missing("never runs on this batch", set(self._features) | self._done)
+                if len(self.dropped) == len(self.taps):
+                    raise LayerError(_NO_POSITIONS)
                 overwritten = {i for i, (f, v) in self._features.items() if f._version != v}
                 if start is None or not overwritten:
                     break
@@ -110,6 +120,7 @@ class Capture:
                     self._scale = _HALF_SCALE
                 self._backward(*start(outputs, self._scale))
             self._begin(0)
+        self._may_drop = False
 
     def _backward(self, at: Tensor, gradient: Tensor) -> None:
         if not at.requires_grad:
@@ -132,6 +143,8 @@ class Capture:
     def _called(
         self, name: str, is_input: bool, module: nn.Module, args: Any, kwargs_or_output: Any
     ) -> Any:
+        if not self._count:  # somebody else runs the model
+            return None
         self._calls[name, is_input] += 1
         i = self._where.get((name, is_input, self._calls[name, is_input]))
         if i is None or i in self.dropped:

@@ -34,6 +34,7 @@ class Tap:
     is_input: bool
     position: int = 0  # of the tensor to record among the floating-point ones there
     channels_last: bool = False  # images (n, ..., channels) instead of (n, channels, ...)
+    axis: int | None = None  # of the samples, where a trace leaves no doubt
 
 
 def select(model: nn.Module, layers: str | Sequence[str], calls: Sequence[Call]) -> list[Tap]:
@@ -102,6 +103,7 @@ def _tap(call: Call, axis: ChannelAxis, *, is_input: bool) -> Tap:
         is_input,
         place.position if place else 0,
         axis.is_last(call, is_input=is_input),
+        place.axis if place and len(set(place.shape[:2])) == len(place.shape[:2]) else None,
     )
 
 

@@ -22,7 +22,7 @@ from .._data.shares import Share
 from .._data.sources import Batch, BlockSize, Piece, Source, source
 from .._progress_bar import Advance
 from .._progress_bar import progress as progress_bar
-from ..errors import DataError, LayerError, ResemblanceError, TargetError
+from ..errors import DataError, ResemblanceError
 from . import batch_size as batch_sizes
 from . import not_logits
 from .batch_halves import Halving, cells
@@ -32,6 +32,7 @@ from .changed_buffers import ChangedBuffers
 from .compiled_capture import CompiledCapture
 from .compiled_program import OneBatch, See
 from .evaluation_mode import RandomState, untouched, unwrap
+from .first_look import FirstLook
 from .input_misfit import misfit
 from .language_models import language_model, runner, with_decoder_inputs
 from .layer_choice import Tap
@@ -217,10 +218,13 @@ class ModelPass:
     ) -> set[int]:
         """Run the model over all batches and hand on every tapped layer of each.
 
-        A trial comes first: what cannot work fails there and says why. With `may_drop`, taps that
-        have no rows such as are recorded are left out instead; returns which.
+        What cannot work fails at the first batch and says why; one smaller than that comes before
+        it where its size is open. With `may_drop`, taps that have no rows such as are recorded are
+        left out instead; returns which.
         """
-        capture = Capture(self.model, taps, gradients=objective is not None)
+        self._refuse(objective)
+        gradients = objective is not None
+        capture = Capture(self.model, taps, gradients=gradients, may_drop=may_drop)
         expected = self.source.expected(self.share)
         as_written = one_batch = partial(self._one_batch, capture, objective, watch)
         with progress_bar(progress, expected, what) as advance:
@@ -234,16 +238,17 @@ class ModelPass:
                     advance.say,
                 )
                 one_batch = partial(self._checked, objective, compiled.run)
-            each = self._try(capture, objective, may_drop=may_drop)
-            limit = None
-            if isinstance(batch_size, str):  # "auto"
-                length = cells(self.trial) // len(self.trial.indices)
-                batch_size = batch_sizes.chosen(
-                    self.device, self.source.block, each, deterministic, length
-                )
-                limit = batch_size * length
             with capture:
-                self._run_all(one_batch, consumer, batch_size, limit, advance, watch)
+                limit = seen = None
+                if isinstance(batch_size, str):  # "auto"
+                    each, seen = self._tried(capture, objective)
+                    length = cells(self.trial) // len(self.trial.indices)
+                    batch_size = batch_sizes.chosen(
+                        self.device, self.source.block, each, deterministic, length
+                    )
+                    limit = batch_size * length
+                look = FirstLook(self.steadiness, seen, self.device, gradients=gradients)
+                self._run_all(one_batch, consumer, batch_size, limit, advance, watch, look)
             if compile:
                 compiled.finish()
         return capture.dropped
@@ -256,6 +261,7 @@ class ModelPass:
         limit: int | None,
         advance: Advance,
         watch: Watch | None,
+        look: FirstLook,
     ) -> None:
         """All batches, those for which a GPU has too little memory in halves.
 
@@ -273,7 +279,7 @@ class ModelPass:
             try:
                 samples = to_device(samples, self.device)
                 see = None if watch is None else (held or watch).see
-                one_batch(samples, Rows(batch), (held or consumer).consume, see)
+                one_batch(samples, Rows(batch), look.noting((held or consumer).consume), see)
             except torch.OutOfMemoryError as error:
                 if held is None:
                     raise DataError(_OUT_OF_MEMORY) from error
@@ -285,7 +291,9 @@ class ModelPass:
                 held.hand_on(consumer, watch)
             consumer.end()
             halving.ran(batch)
+            look.ran(len(batch.indices))
             advance(len(batch.indices))
+        look.end()
 
     def _checked(
         self,
@@ -310,8 +318,6 @@ class ModelPass:
         rows: Rows,
         consume: Consume,
         see: See | None,
-        *,
-        may_drop: bool = False,
     ) -> None:
         def forward() -> Any:
             outputs = self.run(self.model, samples)
@@ -325,47 +331,24 @@ class ModelPass:
             rows.samples,
             consume,
             rows.pick,
-            may_drop=may_drop,
         )
 
-    def _try(self, capture: Capture, objective: Objective | None, *, may_drop: bool) -> int:
-        """One batch whose features and gradients go nowhere, to see that there are any.
+    def _refuse(self, objective: Objective | None) -> None:
+        """Say what is wrong with outputs or labels, as the trial shows, before all else."""
+        if objective is None:
+            return
+        objective.refuse_probabilities(self.outputs)
+        if objective.target == "labels":  # names those of the samples themselves
+            objective.start(self.trial.samples, self.outputs)
+        if objective.by_convention:
+            z = find_logits(self.outputs)
+            not_logits.refuse(self.model, self.trial.samples, z, self.calls)
 
-        It is of one sample, several times, which shows as well whether the model is steady; should
-        that have no gradient, the samples of the trial are tried. Returns the bytes that a sample
-        took at the most.
+    def _tried(self, capture: Capture, objective: Objective | None) -> tuple[int, list[Tensor]]:
+        """A small batch there and back that goes nowhere: bytes that a sample took at the most.
+
+        It is of one sample, several times, so that what the model gave shows if it is steady.
         """
-        if objective is not None:
-            objective.refuse_probabilities(self.outputs)
-            if objective.target == "labels":  # names those of the samples themselves
-                objective.start(self.trial.samples, self.outputs)
-            if objective.by_convention:
-                z = find_logits(self.outputs)
-                not_logits.refuse(self.model, self.trial.samples, z, self.calls)
-        with capture:
-            before = batch_sizes.allocated(self.device)
-            reached, seen = self._tried(capture, objective, self.steadiness.alike, may_drop)
-            took = batch_sizes.allocated(self.device) - before
-            if objective is not None and not reached:
-                reached, _ = self._tried(capture, objective, self.steadiness.batch, may_drop)
-        if len(capture.dropped) == len(capture.taps):
-            raise LayerError(
-                "no layer chosen has one row for each position of a sequence; name some that do, "
-                'or record with unit="sample"'
-            )
-        if objective is not None and not reached:
-            raise TargetError(
-                "the gradient of the loss is zero at every layer: nothing but zeros would be "
-                "recorded; check the target, or record features alone with gradients=False"
-            )
-        self.steadiness.check(seen)
-        return took // len(self.trial.indices)
-
-    def _tried(
-        self, capture: Capture, objective: Objective | None, samples: Any, may_drop: bool
-    ) -> tuple[bool, list[Tensor]]:
-        """Whether a gradient reached any layer, and what the model gave."""
-        some: list[Tensor] = []
         seen: list[Tensor] = []
 
         def run(model: nn.Module, samples: Any) -> Any:
@@ -374,11 +357,12 @@ class ModelPass:
             seen = self.steadiness.seen(outputs)
             return outputs
 
-        def note(i: int, features: Tensor, gradients: Tensor | None) -> None:
-            if gradients is not None:
-                some.append((gradients != 0).any())
+        def nowhere(i: int, features: Tensor, gradients: Tensor | None) -> None:
+            pass
 
-        replace(self, run=run)._one_batch(
-            capture, objective, None, samples, Rows(self.trial), note, None, may_drop=may_drop
+        small, before = replace(self, run=run), batch_sizes.allocated(self.device)
+        small._one_batch(
+            capture, objective, None, self.steadiness.alike, Rows(self.trial), nowhere, None
         )
-        return any(some), seen
+        took = batch_sizes.allocated(self.device) - before
+        return took // len(self.trial.indices), seen

@@ -65,7 +65,7 @@ def copied(batch: Any) -> Any:
 class Steadiness:
     """Whether a model gives a sample the same whatever else is in its batch, and each time.
 
-    `check` it with a run on `alike`, which a caller may have made for another purpose.
+    `check` it with what a run on `alike` gave, made for another purpose or by `again`.
     """
 
     def __init__(
@@ -83,11 +83,6 @@ class Steadiness:
         self.fault: Unsteady | None = None  # as far as is known
 
     @property
-    def batch(self) -> Any:
-        """A copy of the trial's samples, as they came."""
-        return copied(self._batch)
-
-    @property
     def alike(self) -> Any:
         """A batch that holds the last sample in place of all others."""
         with torch.inference_mode(False):
@@ -97,17 +92,18 @@ class Steadiness:
         """What `check` needs of the model's outputs, which may be large."""
         return _of_last_sample(outputs, self._count)
 
-    def check(self, seen: list[Tensor] | None = None) -> None:
-        """Warn, once, if something is wrong with the model; two more runs then say where.
+    def again(self) -> list[Tensor]:
+        """What a run on `alike` gives."""
+        with torch.inference_mode(False), torch.no_grad():
+            return self.seen(self._run(self._model, self.alike))
 
-        `seen` is of a run on `alike`; None makes that run.
-        """
+    def check(self, seen: list[Tensor] | None = None) -> None:
+        """Warn, once, if something is wrong with the model; two more runs then say where."""
         if self._checked:
             return
         self._checked = True
+        seen = self.again() if seen is None else seen
         with torch.inference_mode(False), torch.no_grad():
-            if seen is None:
-                seen = self.seen(self._run(self._model, self.alike))
             limit = _round_off(self._model, self._first[""])
             if apart := _differences(self._first, {"": seen}, limit):
                 self.fault = self._found(apart, limit)
@@ -116,7 +112,7 @@ class Steadiness:
     def _found(self, apart: dict[str, float], limit: float) -> Unsteady:
         same, others = (
             _values(self._model, self._run, samples, self._count)
-            for samples in (self.batch, self.alike)
+            for samples in (copied(self._batch), self.alike)
         )
         # a single sample has none to be mixed with, and what is drawn may come out the same by
         # chance
