@@ -1,7 +1,6 @@
 """Short hashes that tell the same samples from others, by content or by name.
 
-What lies on a GPU is hashed there, all that is read of a batch at once: eight bytes a sample come
-to the host, which does not wait for them.
+What lies on a GPU is hashed there: eight bytes a sample come to the host, which does not wait.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._ops.device_copies import on_the_way, without_waiting
-from .._ops.mixed_words import mixed_rows
+from .._ops.mixed_words import mixed_row_sums
 from .._seeded_random import absorb, absorb_sums, row_keys
 from .batches import attention_mask, inputs_of, labels_of, leaves, size
 
@@ -53,8 +52,8 @@ class SampleReader:
     """
 
     def __init__(self) -> None:
-        self._places: dict[Any, tuple[Tensor, ...]] = {}  # of what is read, on its device
-        self._keys: dict[Any, tuple[Tensor, Tensor]] = {}  # of words, and what they give of zeros
+        self._places: dict[Any, tuple[int, Tensor]] = {}  # in memory, of what is read of a sample
+        self._keys: dict[Any, Tensor] = {}  # of words, on their device
 
     def read(self, batch: Any, *, known: bool = True) -> Read:
         """Content and labels of a batch's samples and, with `known`, what tells them apart.
@@ -83,22 +82,26 @@ class SampleReader:
             front = unread.int().argsort(dim=1, stable=True)  # padding, on either side, goes last
             values = leaf.masked_fill(unread, 0).gather(1, front)
         elif leaf[:1].numel() > most:
-            at = (slice(None), *self._places_in(leaf, most))
-            values = leaf[at]
+            values = self._some_of(leaf, most)
         else:
             values = leaf.reshape(len(leaf), -1)
             if leaf.device.type == "cpu":  # hashed later, when the model may have written into it
                 values = values.clone()
         return values.float() if values.dtype == torch.bfloat16 else values
 
-    def _places_in(self, leaf: Tensor, most: int) -> tuple[Tensor, ...]:
-        """So many places in a sample, by axis, whatever the order of its memory."""
-        key = leaf.shape[1:], leaf.device, most
+    def _some_of(self, leaf: Tensor, most: int) -> Tensor:  # (n, most)
+        """Values at evenly spaced places of each sample, whatever the order of its memory."""
+        shape, strides = leaf.shape[1:], leaf.stride()
+        key = shape, strides, leaf.device, most
         if key not in self._places:
-            flat = torch.linspace(0, leaf[:1].numel() - 1, most).long()
-            by_axis = torch.stack(torch.unravel_index(flat, leaf.shape[1:]))
-            self._places[key] = without_waiting(by_axis, leaf.device).unbind()
-        return self._places[key]
+            flat = torch.linspace(0, shape.numel() - 1, most).long()
+            steps = torch.tensor(strides[1:])[:, None]
+            places = (torch.stack(torch.unravel_index(flat, shape)) * steps).sum(0)
+            span = int(places.max()) + 1
+            self._places[key] = span, without_waiting(places, leaf.device)
+        span, places = self._places[key]
+        lying = leaf.as_strided((len(leaf), span), (strides[0], 1))
+        return lying.index_select(1, places)
 
     def _sent_home(self, samples: int, found: dict[What, list[Tensor]]) -> Read:
         """Words that lie on a device are turned into their sums, which are sent to the host."""
@@ -109,24 +112,19 @@ class SampleReader:
         by_device.pop(torch.device("cpu"), None)
         arrive = []
         for places in by_device.values():
-            sums, arrived = on_the_way(self._sums([parts[i] for parts, i in places]))
+            sums, arrived = on_the_way(torch.stack([self._sums(parts[i]) for parts, i in places]))
             for (parts, i), of_part in zip(places, sums, strict=True):
                 parts[i] = of_part
             arrive += [arrived] if arrived is not None else []
         return Read(samples, found, arrive)
 
-    def _sums(self, parts: list[Tensor]) -> Tensor:  # (parts, n)
-        """What `absorb_sums` takes in of each part, all of which are mixed at once."""
-        widths = [part.shape[1] for part in parts]
-        key = tuple(widths), parts[0].device
+    def _sums(self, words: Tensor) -> Tensor:  # (n, w) -> (n,)
+        """What `absorb_sums` takes in of each row, made where the words lie."""
+        key = words.shape[1], words.device
         if key not in self._keys:
-            keys, of_zeros = zip(*map(row_keys, widths), strict=True)
-            both = np.concatenate([*keys, of_zeros]).view(np.int64)
-            there = without_waiting(torch.from_numpy(both), parts[0].device)
-            self._keys[key] = there[: sum(widths)], there[sum(widths) :, None]
-        keys, of_zeros = self._keys[key]
-        mixed = mixed_rows(torch.cat(parts, 1) if len(parts) > 1 else parts[0], keys)
-        return torch.stack([some.sum(1) for some in mixed.split(widths, 1)]) - of_zeros
+            keys = torch.from_numpy(row_keys(words.shape[1])[0].view(np.int64))
+            self._keys[key] = without_waiting(keys, words.device)
+        return mixed_row_sums(words, self._keys[key])
 
 
 def _labels(batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A sum of 64-bit words, each mixed with its place: what a hash of many bytes is made of.
+"""Sums of 64-bit words, each mixed with its place: what a hash of many bytes is made of.
 
 Modulo 2⁶⁴ it does not matter in which order words are added, so every device gives the same. On a
 GPU one Triton kernel reads each word once, where plain PyTorch would go over all of them a dozen
@@ -16,7 +16,7 @@ try:
 except ImportError:  # a build of torch without it, such as the CPU's
     triton = None
 
-_AT_ONCE = 4096  # words of a program
+_AT_ONCE, _OF_ROWS = 4096, (4, 256)  # words of a program; rows and words of each at a time
 # of SplitMix64, as int64
 _GOLDEN, _FIRST, _SECOND = (
     x - 2**64 for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -26,16 +26,34 @@ _GOLDEN, _FIRST, _SECOND = (
 if triton is not None:
 
     @triton.jit
+    def _finalised(x, FIRST: tl.constexpr, SECOND: tl.constexpr):
+        x = x.to(tl.uint64, bitcast=True)  # whose shifts bring in zeros
+        x = (x ^ (x >> 30)) * tl.full((), FIRST, tl.int64).to(tl.uint64, bitcast=True)
+        x = (x ^ (x >> 27)) * tl.full((), SECOND, tl.int64).to(tl.uint64, bitcast=True)
+        return (x ^ (x >> 31)).to(tl.int64, bitcast=True)
+
+    @triton.jit
     def _kernel(words_ptr, out_ptr, count, place, GOLDEN: tl.constexpr, FIRST: tl.constexpr,
                 SECOND: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
         at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
         there = at < count
         x = tl.load(words_ptr + at, mask=there, other=0) + (at + place) * GOLDEN
-        x = x.to(tl.uint64, bitcast=True)  # whose shifts bring in zeros
-        x = (x ^ (x >> 30)) * tl.full((), FIRST, tl.int64).to(tl.uint64, bitcast=True)
-        x = (x ^ (x >> 27)) * tl.full((), SECOND, tl.int64).to(tl.uint64, bitcast=True)
-        x = (x ^ (x >> 31)).to(tl.int64, bitcast=True)
+        x = _finalised(x, FIRST, SECOND)
         tl.atomic_add(out_ptr, tl.sum(tl.where(there, x, 0), 0), sem="relaxed")
+
+    @triton.jit
+    def _row_kernel(words_ptr, keys_ptr, out_ptr, rows, width, FIRST: tl.constexpr,
+                    SECOND: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        total = tl.zeros((ROWS,), tl.int64)
+        for start in range(0, width, SIZE):
+            at = start + tl.arange(0, SIZE)
+            there = (row < rows)[:, None] & (at < width)[None, :]
+            x = tl.load(words_ptr + row[:, None] * width + at[None, :], mask=there, other=0)
+            key = tl.load(keys_ptr + at, mask=at < width, other=0)[None, :]
+            x = _finalised(x ^ key, FIRST, SECOND) - _finalised(key, FIRST, SECOND)
+            total += tl.sum(tl.where(there, x, 0), 1)
+        tl.store(out_ptr + row, total, mask=row < rows)
 
 
 def mixed_sum(words: Tensor, place: int) -> Tensor:  # (n,) int64 -> ()
@@ -51,16 +69,28 @@ def mixed_sum(words: Tensor, place: int) -> Tensor:  # (n,) int64 -> ()
     return _mixed(words + places.mul_(_GOLDEN)).sum()
 
 
-def mixed_rows(words: Tensor, keys: Tensor) -> Tensor:  # (n, w), (w,) int64 -> (n, w)
-    """Each word and its column's key through the same finaliser, in plain PyTorch."""
-    return _mixed(words ^ keys)
+def mixed_row_sums(words: Tensor, keys: Tensor) -> Tensor:  # (n, w), (w,) int64 -> (n,)
+    """Σ_j mix(word_j ^ key_j) − mix(key_j) of each row, by that finaliser: zeros add nothing."""
+    if triton is not None and words.is_cuda:
+        with torch.cuda.device_of(words):
+            return launch_rows(words, keys)
+    return _mixed(words ^ keys).sum(1) - _mixed(keys.clone()).sum()
 
 
 def launch(words: Tensor, place: int) -> Tensor:
-    """The same by the kernel."""
+    """The same as `mixed_sum` by the kernel."""
     out = torch.zeros((), dtype=torch.int64, device=words.device)
     grid = (triton.cdiv(len(words), _AT_ONCE),)
     _kernel[grid](words, out, len(words), place, _GOLDEN, _FIRST, _SECOND, _AT_ONCE)
+    return out
+
+
+def launch_rows(words: Tensor, keys: Tensor) -> Tensor:
+    """The same as `mixed_row_sums` by the kernel."""
+    words, (rows, width), (each, size) = words.contiguous(), words.shape, _OF_ROWS
+    out = torch.empty(rows, dtype=torch.int64, device=words.device)
+    grid = (triton.cdiv(rows, each),)
+    _row_kernel[grid](words, keys, out, rows, width, _FIRST, _SECOND, each, size)
     return out
 
 
