@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from .._data.batches import size, to_device
 from .._data.shares import Share
 from .._data.sources import Batch, BlockSize, Piece, Source, source
+from .._ops.host_memory import keep_between_batches
 from .._progress_bar import Advance
 from .._progress_bar import progress as progress_bar
 from ..errors import DataError, ResemblanceError
@@ -142,6 +143,7 @@ def opened(
     if not (call is None or callable(call)):
         raise DataError(f"call must be a function (model, batch) -> outputs; found {call!r}")
     run = call or runner(model)
+    keep_between_batches()
     with untouched(model, frozen=frozen):
         many = {} if draw is None else {"fewest": 1}  # each window of sequences makes many blocks
         prepare = _preparing(model, draw, by_convention=call is None)

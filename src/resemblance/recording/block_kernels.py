@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .._ops.device_copies import without_waiting
 from .._ops.gram_matrices import grams
+from .._ops.host_memory import zeros_apart
 from .._ops.packed_kernels import pack16, without_mean
 from ..representation.layer import Blocks, Kind, Whole
 from ..representation.settings import Settings
@@ -129,7 +130,7 @@ class BlockKernels:
             return kernel
         start = sum(len(part.kernel) for part in self._loose.get(kind, []))
         if kind not in self._held:
-            self._held[kind] = torch.empty(2 * most, size, size)
+            self._held[kind] = zeros_apart(2 * most * size, size).view(-1, size, size)
         return self._held[kind][start : start + new].copy_(kernel)
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from .._ops.coordinate_sketch import ROWS, WIDTH, columns, from_buckets
 from .._ops.count_sketch import add_to_buckets, bucket_kernel
 from .._ops.device_copies import sent_home
 from .._ops.feature_fold import Fold
+from .._ops.host_memory import zeros_apart
 from ..representation.layer import Buckets, Kind, Layer, Recorded, Sketch, Sums
 from ..representation.settings import Settings
 from .block_kernels import BlockKernels, Vectors, pack
@@ -26,6 +28,7 @@ from .norms_and_products import OfLayer
 from .waiting_vectors import WaitingRoom
 
 _FORMED_AT_ONCE = {"cuda": 2**27}  # bytes of accumulators, of several layers, by device
+_FOLDED_AT_ONCE = {"cpu": 32}  # vectors, by device: a cache's worth
 
 
 @dataclass(frozen=True)
@@ -137,11 +140,14 @@ class LayerSums:
         norms: Vectors = {}
         for kind, x in vectors.items():
             norms[kind] = _squared_norms(x, kernels.get(kind), plan.blocks)
+            step = _FOLDED_AT_ONCE.get(x.device.type, len(x))
             for into_rows, to in self._sketches(kind, plan):
                 table, total = self._table(kind, into_rows, x.device)
-                folded = self._fold(into_rows, x.device)(x.float())
-                total += folded.sum(0)
-                add_to_buckets(table, folded, *to, deterministic=self._deterministic)
+                fold = self._fold(into_rows, x.device)
+                for some, *places in zip(*(y.split(step) for y in (x, *to)), strict=True):
+                    folded = fold(some.float())
+                    total += folded.sum(0)
+                    add_to_buckets(table, folded, *places, deterministic=self._deterministic)
         if "gradients" not in vectors:
             return norms, None
         f, g = vectors["features"].float(), vectors["gradients"].float()
@@ -201,7 +207,8 @@ class LayerSums:
         if (kind, into_rows) not in self._tables:
             width = self._fold(into_rows, device).width
             size = ROWS if into_rows else self.settings.buckets
-            table = torch.zeros(size, width, device=device)
+            on_cpu = device.type == "cpu"
+            table = zeros_apart(size, width) if on_cpu else torch.zeros(size, width, device=device)
             total = torch.zeros(width, device=device, dtype=torch.float64)
             self._tables[kind, into_rows] = table, total
         return self._tables[kind, into_rows]
@@ -224,8 +231,10 @@ class LayerSums:
 
     def _columns(self, rows: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
         """Rows (128, w) and total (w,) of the sketch, folded to its columns."""
-        table = torch.cat([rows.double(), total[None]])
-        both = columns(table, self.dim, self.settings.seed)
+        fold = partial(columns, dim=self.dim, seed=self.settings.seed)
+        if not rows.is_cuda:
+            return fold(rows).float(), fold(total[None])[0]
+        both = fold(torch.cat([rows.double(), total[None]]))  # a GPU is told once
         return both[:-1].float(), both[-1]
 
     def result(
