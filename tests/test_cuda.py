@@ -308,8 +308,8 @@ def test_predictions_are_the_same_however_many_wait_on_a_gpu(monkeypatch):
 
 def test_the_hash_of_all_weights_is_the_same_on_a_gpu():
     net = networks.seeded(networks.ResNet)
-    before = both(net)
-    assert before == both(net.cuda())
+    before = both(net)()
+    assert before == both(net.cuda())()
     half = networks.seeded(networks.ResNet).bfloat16()
     assert of_all_weights(half) == of_all_weights(half.cuda())
 

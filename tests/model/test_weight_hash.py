@@ -25,7 +25,7 @@ def test_weights():
 
 def test_both_together_are_those_of_each_alone():
     net = networks.seeded(networks.ResNet)
-    assert weight_hash.both(net) == (of_weights(net), of_all_weights(net))
+    assert weight_hash.both(net)() == (of_weights(net), of_all_weights(net))
 
 
 def test_state_that_is_not_a_tensor_is_passed_over():

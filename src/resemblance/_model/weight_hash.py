@@ -26,11 +26,10 @@ def of_weights(model: nn.Module) -> str:
     return _begun(model)()
 
 
-def both(model: nn.Module) -> tuple[str, str]:
-    """`of_weights` and `of_all_weights`, for which a GPU is waited for once."""
-    of_some = _begun(model)
-    of_all = of_all_weights(model)
-    return of_some(), of_all
+def both(model: nn.Module) -> Callable[[], tuple[str, str]]:
+    """Begin `of_weights` and `of_all_weights`; the function returned waits for a GPU, once."""
+    of_some, of_all = _begun(model), _begun_of_all(model)
+    return lambda: (of_some(), of_all())
 
 
 def _begun(model: nn.Module) -> Callable[[], str]:
@@ -78,6 +77,11 @@ def of_all_weights(model: nn.Module) -> str:
     the meta device, offloaded nowhere) count by name, dtype and shape; those that are offloaded or
     spread over processes are read whole, one at a time.
     """
+    return _begun_of_all(model)()
+
+
+def _begun_of_all(model: nn.Module) -> Callable[[], str]:
+    """`of_all_weights`, once a GPU is told to add up what lies there."""
     model = unwrap(model)
     found = {plain_name(name): weight for name, weight in _state(model).items()}
     elsewhere = {plain_name(name): read for name, read in readers(model).items()}
@@ -90,9 +94,14 @@ def of_all_weights(model: nn.Module) -> str:
     for words in _words(_whole(name, weight, elsewhere) for name, weight in weights):
         sums[words.device] = sums.get(words.device, 0) + mixed_sum(words, place)
         place += len(words)
-    total = sum(int(each) for each in sums.values()) % 2**64  # one copy back from each device
-    digest.update(total.to_bytes(8, "little"))
-    return digest.hexdigest()
+
+    def ended() -> str:
+        total = sum(int(each) for each in sums.values()) % 2**64  # one copy back from each device
+        out = digest.copy()
+        out.update(total.to_bytes(8, "little"))
+        return out.hexdigest()
+
+    return ended
 
 
 def _parts(name: str, weight: object) -> Iterator[tuple[str, Tensor]]:

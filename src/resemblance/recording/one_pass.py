@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -144,9 +144,14 @@ class _Facts:
     run: ModelPass
 
     @cached_property
+    def weights(self) -> Callable[[], tuple[str, str]]:
+        """Hashes of some and of all, which a GPU may still be at."""
+        return both(self.run.model)
+
+    @cached_property
     def model(self) -> ModelInfo:
         known = self.asked.tokenizer
-        of_some, of_all = both(self.run.model)
+        of_some, of_all = self.weights()
         return ModelInfo(
             self.asked.name,
             of_some,
@@ -172,6 +177,8 @@ class _Facts:
 
     def of(self, sums: PassSums) -> Representation:
         keep_sums = self.asked.keep.sums or self.asked.job.joins
+        _ = self.weights  # begun before a GPU is waited for
+        sums.settle()
         return sums.result(model=self.model, data=self.data, made=self.made, keep_sums=keep_sums)
 
     def key(self, settings: Settings, layers: Sequence[str]) -> dict[str, Any]:

@@ -326,15 +326,19 @@ class PassSums:
             layers = list(self._layers.values())
             finish(layers, self.samples)
             self._fetch = send(layers)
-        self._seen.settle()  # while a GPU is at it
         coordinate_sketch.forget()
+
+    def settle(self) -> None:
+        """Take in what the host learns of samples: their hashes, and whether all are finite."""
+        self._seen.settle()
+        self._refuse_bad()
 
     def result(
         self, *, model: ModelInfo, data: DataInfo, made: Made, keep_sums: bool
     ) -> Representation:
         """The Representation of what was consumed."""
         self.finish()
-        self._refuse_bad()
+        self.settle()
         if not self.samples:
             raise DataError("nothing was recorded: every sample was skipped as not finite")
         shared: dict[str, Any] = {
