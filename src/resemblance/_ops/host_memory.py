@@ -1,8 +1,7 @@
 """Memory on a CPU: what one batch's tensors leave to the next, and what stays out of their way.
 
 glibc gives the free end of its heap back to the system where that is more than twice the largest
-block it has mapped so far, and asks for it again, page by page, at the next batch: of a pass of a
-small network on one core that can be a quarter of the time.
+block it has mapped so far, and asks for it again, page by page, at the next batch.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def keep_between_batches() -> None:
 
     A block that nothing is written into takes no memory. Elsewhere this does nothing.
     """
-    torch.empty(_LARGEST, dtype=torch.uint8)
+    torch.empty(_LARGEST, dtype=torch.uint8, device="cpu")
 
 
 def zeros_apart(rows: int, width: int) -> Tensor:
@@ -33,6 +32,6 @@ def zeros_apart(rows: int, width: int) -> Tensor:
     """
     size = 4 * rows * width
     if size < _LARGE:
-        return torch.zeros(rows, width)
+        return torch.zeros(rows, width, device="cpu")
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if os.name == "posix" else {}
     return torch.frombuffer(mmap.mmap(-1, size, **private), dtype=torch.float32).view(rows, width)
