@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -423,8 +424,10 @@ def test_samples_on_a_gpu_have_the_hashes_that_they_have_on_the_host(dtype):
     last = {**there, "x": there["x"].contiguous(memory_format=torch.channels_last)}
     half = {**batch, "x": there["x"]}
     labels = torch.arange(6)
-    here = SampleReader().read((batch, labels))
+    reader = SampleReader()
+    here = reader.hashing([reader.read((batch, labels))])
     for other in ((there, labels.cuda()), (last, labels), (half, labels.cuda())):
-        read = SampleReader().read(other)
+        reader = SampleReader()
+        twice = reader.hashing([reader.read(other)] * 2)
         for what in ("known_by", "content", "labels"):
-            assert (read.hashes(what) == here.hashes(what)).all()
+            assert (twice.hashes(what) == np.tile(here.hashes(what), 2)).all()

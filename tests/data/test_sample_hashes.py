@@ -7,14 +7,19 @@ import pytest
 import torch
 
 import networks
-from resemblance._data.sample_hashes import Read, SampleReader, of_name
+from resemblance._data.sample_hashes import Hashing, SampleReader, of_name
 
 X = torch.randn(6, 3, 20, 20, generator=torch.Generator().manual_seed(0))
 
 
+def hashing(*batches):
+    reader = SampleReader()
+    return reader.hashing([reader.read(batch) for batch in batches])
+
+
 def of_samples(batch):
     """The hash by which samples without a name are known."""
-    return SampleReader().read(batch).hashes("known_by")
+    return hashing(batch).hashes("known_by")
 
 
 def test_equal_samples_have_equal_hashes_in_any_batch():
@@ -72,8 +77,11 @@ def test_sums_that_a_device_makes_give_the_same_hashes(dtype):
     few, tokens = networks.tokens(6, length=5), torch.arange(12).view(6, 2)[:, :1]
     batch = {"x": x, "y": X[:, 0, 0, :7].to(dtype), **few}
     reader = SampleReader()
-    here = reader.read((batch, tokens))
-    there = Read(6, {what: [reader._sums(x) for x in parts] for what, parts in here.parts.items()})
+    read = reader.read((batch, tokens))
+    here = reader.hashing([read])
+    there = Hashing(
+        6, {what: [reader._sums(x) for x in parts] for what, parts in read.words.items()}
+    )
     for what in ("known_by", "content", "labels"):
         assert len(set(here.hashes(what).tolist())) == 6
         assert (there.hashes(what) == here.hashes(what)).all()
@@ -87,8 +95,36 @@ def test_memory_order_and_places_in_memory_do_not_matter():
     assert (of_samples(shifted) == of_samples(fresh)).all()
 
 
-def test_what_the_model_writes_into_its_inputs_is_not_hashed():
-    x = X[:, 0, 0, :5].clone()
-    read = SampleReader().read(x)
+@pytest.mark.parametrize("width", [5, 6, 400])
+def test_what_the_model_writes_into_its_inputs_is_not_hashed(width):
+    x = X.flatten(1)[:, :width].clone()
+    reader, before = SampleReader(), of_samples(x)
+    read = reader.read(x)
     x.zero_()
-    assert (read.hashes("known_by") == of_samples(X[:, 0, 0, :5])).all()
+    assert (reader.hashing([read]).hashes("known_by") == before).all()
+
+
+def test_batches_that_are_hashed_together_have_the_hashes_of_each():
+    batches = [
+        ({"x": part, "ids": part[:, 0, 0, :3].half()}, part[:, 0, 0, 0]) for part in X.split(4)
+    ]
+    together = hashing(*batches)
+    for what in ("known_by", "content", "labels"):
+        apart = np.concatenate([hashing(batch).hashes(what) for batch in batches])
+        assert (together.hashes(what) == apart).all()
+    forms = [SampleReader().read(batch).form for batch in (X[:2], X[:4], X[:, 0, 0], (X, X[:, 0]))]
+    assert forms[0] == forms[1] != forms[2] != forms[0] != forms[3]
+
+
+def test_parts_of_samples_without_a_value_are_passed_over():
+    assert (of_samples({"x": X, "none": torch.zeros(6, 0)}) == of_samples(X)).all()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.uint16, torch.complex64, torch.complex128], ids=str
+)
+def test_dtypes_that_torch_computes_little_with(dtype):
+    x = (X[:, 0, 0].clamp_min(0) * 10).to(dtype)
+    assert len(set(of_samples(x).tolist())) == 6
+    if x.is_complex():
+        assert (of_samples(x.conj()) == of_samples(x.conj().resolve_conj())).all()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 import networks
 import resemblance as rs
+from resemblance._data.sources import Drawn
 from resemblance.errors import MismatchError
+from resemblance.recording import seen_samples
 from resemblance.recording.seen_samples import SeenSamples
 
 X = torch.randn(48, 6, generator=torch.Generator().manual_seed(0))
@@ -85,3 +89,40 @@ def test_skipped_samples_are_in_no_hash():
     seen.settle()
     assert rep.data.content == seen.fingerprints()["content"]
     assert sum(a != b for a, b in zip(rep.block_hashes, record(X).block_hashes, strict=True)) == 1
+
+
+def seen_in(sizes, unread, keyed=False, drawn=False, labels=True):
+    """All of X in batches of such sizes, blocks of eight; what came to the host is read late."""
+    seen = SeenSamples(None, keyed=keyed)
+    keep = np.arange(48) % 7 != 3
+    keep[8:16] = False  # a whole block
+    for rows in np.split(np.arange(48), np.cumsum(sizes)[:-1]):
+        tokens = Drawn(np.stack([rows % 5, rows % 3], 1), 6) if drawn else None
+        seen.begin((X[rows], Y[rows]) if labels else X[rows], tokens)
+        edges = [rows[0], *(i for i in rows[1:] if i % 8 == 0), rows[-1] + 1]
+        blocks = [(b - a, b % 8 == 0) for a, b in itertools.pairwise(edges)]
+        seen.end(rows, keep[rows], blocks)
+        seen.settle(unread)
+    seen.settle()
+    return seen.fingerprints(), seen.block_hashes, seen.label_hashes
+
+
+@pytest.mark.parametrize("how", [{}, {"keyed": True}, {"drawn": True}, {"labels": False}], ids=str)
+@pytest.mark.parametrize("at_once", [1, 400, 2**22])
+def test_neither_does_hashing_many_batches_at_once(how, at_once, monkeypatch):
+    monkeypatch.setattr(seen_samples, "_AT_ONCE", at_once)
+    base = seen_in([48], 0, **how)
+    assert len(base[1]) == 5 * (1 + ("drawn" in how))  # all but the block without a sample
+    for sizes in ([8] * 6, [3, 5, 16, 20, 4], [24, 24], [1] * 48):
+        for unread in (0, 1, 4):
+            assert seen_in(sizes, unread, **how) == base
+
+
+def test_batches_of_another_form_are_hashed_apart():
+    seen = SeenSamples(None)
+    for x in (X[:8], X[8:16], X[16:24].double(), X[24:32]):
+        seen.begin(x)
+        seen.end(np.arange(8), np.ones(8, bool), [(8, True)])
+    seen.settle()
+    assert len(set(seen.block_hashes)) == 4
+    assert record(X[:32], batch_size=8).data.content != seen.fingerprints()["content"]

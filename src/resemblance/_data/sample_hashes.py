@@ -1,12 +1,13 @@
 """Short hashes that tell the same samples from others, by content or by name.
 
-What lies on a GPU is hashed there: eight bytes a sample come to the host, which does not wait.
+Words are read of each batch as it comes, and hashed for several batches at once. What lies on a GPU
+is hashed there: eight bytes a sample come to the host, which does not wait.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,10 +22,27 @@ from .batches import attention_mask, inputs_of, labels_of, leaves, size
 
 What = Literal["known_by", "content", "labels"]
 _VALUES: dict[What, int] = {"known_by": 256, "content": 32}  # read of a sample, evenly spaced
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # of values of such size
 
 
 class Read(NamedTuple):
-    """What was read of a batch's samples; what a GPU made of it may be on its way."""
+    """What was read of a batch's samples, where they lie."""
+
+    samples: int
+    words: Mapping[What, list[Tensor]]  # (n, w) int64, of each part of a sample
+
+    @property
+    def form(self) -> object:
+        """What batches must have in common to be hashed together."""
+        return [(what, [(x.shape[1], x.device) for x in of]) for what, of in self.words.items()]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for of in self.words.values() for x in of)
+
+
+class Hashing(NamedTuple):
+    """Hashes of the samples of some batches, which a GPU may still be at."""
 
     samples: int
     parts: Mapping[What, list[Tensor]]  # words on the host (n, w), or their sums (n,), all int64
@@ -58,65 +76,72 @@ class SampleReader:
     def read(self, batch: Any, *, known: bool = True) -> Read:
         """Content and labels of a batch's samples and, with `known`, what tells them apart.
 
-        Of every part of the inputs these are 32 values and 256.
+        Of every part of the inputs these are 32 values and 256. They are copies, as a model may
+        write into what it is given.
         """
         mask, inputs = attention_mask(batch), leaves(inputs_of(batch))
-        found: dict[What, list[Tensor]] = {}
-        for what, most in _VALUES.items():
-            if known or what != "known_by":
-                each = (self._values(leaf, mask, most) for leaf in inputs)
-                found[what] = [_words(values) for values in each if values is not None]
+        words: dict[What, list[Tensor]] = (
+            {"known_by": [], "content": []} if known else {"content": []}
+        )
+        for leaf in inputs:
+            for what, found in self._of_leaf(leaf, mask, words).items():
+                words[what].append(found)
         if (labels := _labels(batch)) is not None:
-            values = self._values(labels, None, _VALUES["content"])
-            found["labels"] = [] if values is None else [_words(values)]
-        return self._sent_home(size(batch), found)
+            words["labels"] = list(self._of_leaf(labels, None, ["content"]).values())
+        return Read(size(batch), words)
 
-    def _values(self, leaf: Any, mask: Tensor | None, most: int) -> Tensor | None:  # (n, v)
+    def _of_leaf(
+        self, leaf: Any, mask: Tensor | None, whats: Collection[What]
+    ) -> dict[What, Tensor]:
+        """The words of one part of the samples; none of one that has no values."""
         if not isinstance(leaf, Tensor | np.ndarray):
-            return _of_texts(leaf)
-        leaf = torch.as_tensor(leaf).detach()
-        if not leaf.ndim:
-            return None
+            return dict.fromkeys(whats, _of_texts(leaf))
+        leaf = torch.as_tensor(leaf).detach().resolve_conj().resolve_neg()
+        if not leaf.ndim or not leaf.numel():
+            return {}
+        leaf = leaf[:, None] if leaf.ndim == 1 else leaf
         if mask is not None and leaf.shape == mask.shape:
             unread = (mask == 0).to(leaf.device)
             front = unread.int().argsort(dim=1, stable=True)  # padding, on either side, goes last
-            values = leaf.masked_fill(unread, 0).gather(1, front)
-        elif leaf[:1].numel() > most:
-            values = self._some_of(leaf, most)
-        else:
-            values = leaf.reshape(len(leaf), -1)
-            if leaf.device.type == "cpu":  # hashed later, when the model may have written into it
-                values = values.clone()
-        return values.float() if values.dtype == torch.bfloat16 else values
+            return dict.fromkeys(whats, _words(leaf.masked_fill(unread, 0).gather(1, front)))
+        return {what: _words(self._some_of(leaf, _VALUES[what])) for what in whats}
 
     def _some_of(self, leaf: Tensor, most: int) -> Tensor:  # (n, most)
         """Values at evenly spaced places of each sample, whatever the order of its memory."""
         shape, strides = leaf.shape[1:], leaf.stride()
         key = shape, strides, leaf.device, most
         if key not in self._places:
-            flat = torch.linspace(0, shape.numel() - 1, most).long()
-            steps = torch.tensor(strides[1:])[:, None]
+            flat = torch.linspace(0, shape.numel() - 1, min(most, shape.numel())).long()
+            steps = torch.tensor(strides[1:], dtype=torch.int64)[:, None]
             places = (torch.stack(torch.unravel_index(flat, shape)) * steps).sum(0)
-            span = int(places.max()) + 1
-            self._places[key] = span, without_waiting(places, leaf.device)
+            self._places[key] = int(places.max()) + 1, without_waiting(places, leaf.device)
         span, places = self._places[key]
         lying = leaf.as_strided((len(leaf), span), (strides[0], 1))
-        return lying.index_select(1, places)
+        bits = _BITS.get(leaf.element_size(), leaf.dtype)  # which can be picked whatever they mean
+        return lying.view(bits).index_select(1, places).view(leaf.dtype)
 
-    def _sent_home(self, samples: int, found: dict[What, list[Tensor]]) -> Read:
-        """Words that lie on a device are turned into their sums, which are sent to the host."""
+    def hashing(self, reads: Sequence[Read]) -> Hashing:
+        """Begin to hash the samples of batches of one form, one batch after the other."""
+        samples, parts = sum(read.samples for read in reads), {}
+        for what in reads[0].words:
+            of_batches = zip(*(read.words[what] for read in reads), strict=True)
+            parts[what] = [torch.cat(words) if len(words) > 1 else words[0] for words in of_batches]
+        return Hashing(samples, parts, self._sent_home(list(parts.values())))
+
+    def _sent_home(self, parts: Sequence[list[Tensor]]) -> list[torch.cuda.Event]:
+        """Put sums, which are sent to the host, in the place of words that lie on a device."""
         by_device: dict[torch.device, list[tuple[list[Tensor], int]]] = {}
-        for parts in found.values():
-            for i, words in enumerate(parts):
-                by_device.setdefault(words.device, []).append((parts, i))
+        for of_what in parts:
+            for i, words in enumerate(of_what):
+                by_device.setdefault(words.device, []).append((of_what, i))
         by_device.pop(torch.device("cpu"), None)
         arrive = []
         for places in by_device.values():
-            sums, arrived = on_the_way(torch.stack([self._sums(parts[i]) for parts, i in places]))
-            for (parts, i), of_part in zip(places, sums, strict=True):
-                parts[i] = of_part
+            sums, arrived = on_the_way(torch.stack([self._sums(of[i]) for of, i in places]))
+            for (of_what, i), of_part in zip(places, sums, strict=True):
+                of_what[i] = of_part
             arrive += [arrived] if arrived is not None else []
-        return Read(samples, found, arrive)
+        return arrive
 
     def _sums(self, words: Tensor) -> Tensor:  # (n, w) -> (n,)
         """What `absorb_sums` takes in of each row, made where the words lie."""
@@ -152,10 +177,10 @@ def _of_texts(values: Sequence[Any]) -> Tensor:  # (n, 1)
 
 def _words(values: Tensor) -> Tensor:  # (n, v) -> (n, w) int64
     """The bytes of each row, eight at a time: zeros fill the last word."""
-    raw = values.contiguous().view(torch.uint8)
+    raw = (values.float() if values.dtype == torch.bfloat16 else values).view(torch.uint8)
     if short := -raw.shape[1] % 8:
         raw = F.pad(raw, (0, short))
-    return (raw.clone() if raw.storage_offset() % 8 else raw).view(torch.int64)
+    return raw.view(torch.int64)
 
 
 def of_name(data_id: str, count: int) -> np.ndarray:  # (n,) uint64

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,50 +25,10 @@ _ON_CPU, _ELSEWHERE = 2**19, 2**25  # bytes mixed at a time: a cache's worth, an
 
 def of_weights(model: nn.Module) -> str:
     """A digest of names, shapes and evenly spaced values of the weights: cheap at any size."""
-    return _begun(model)()
-
-
-def both(model: nn.Module) -> Callable[[], tuple[str, str]]:
-    """Begin `of_weights` and `of_all_weights`; the function returned waits for a GPU, once."""
-    of_some, of_all = _begun(model), _begun_of_all(model)
-    return lambda: (of_some(), of_all())
-
-
-def _begun(model: nn.Module) -> Callable[[], str]:
-    """`of_weights`, once the values that it reads are on their way from a GPU."""
-    weights = {k: w for k, w in sorted(_state(model).items()) if isinstance(w, Tensor)}
-    elsewhere = readers(model)
-    read = sent_home([_some_bytes(_whole(key, w, elsewhere)) for key, w in weights.items()])
-
-    def digest() -> str:
-        out = hashlib.blake2b(digest_size=8)
-        for (key, weight), values in zip(weights.items(), read(), strict=True):
-            out.update(f"{plain_name(key)} {tuple(weight.shape)}".encode())
-            out.update(values.numpy().tobytes())
-        return out.hexdigest()
-
-    return digest
-
-
-def _state(model: nn.Module) -> dict[str, object]:
-    """What a model keeps, by name; int8 layers keep weight and bias in one tuple, here taken apart.
-
-    >>> list(_state(nn.Linear(2, 3)))
-    ['weight', 'bias']
-    """
-    found: dict[str, object] = {}
-    for name, value in model.state_dict().items():
-        parts = enumerate(value) if isinstance(value, tuple) else ()
-        found |= {f"{name}.{i}": part for i, part in parts} or {name: value}
-    return found
-
-
-def _some_bytes(weight: Tensor) -> Tensor:  # uint8
-    if is_traceable_wrapper_subclass(weight):  # of each tensor in it
-        return torch.cat([_some_bytes(part) for _, part in _parts("", weight)])
-    weight = weight.dequantize() if weight.is_quantized else weight
-    flat = weight.detach().reshape(-1)
-    return flat[:: max(1, -(-len(flat) // _WEIGHTS))].contiguous().view(torch.uint8)
+    some = _SomeBytes()
+    for part in _parts_of(model):
+        some.add(part, part.values())
+    return some.sent()()
 
 
 def of_all_weights(model: nn.Module) -> str:
@@ -77,87 +39,163 @@ def of_all_weights(model: nn.Module) -> str:
     the meta device, offloaded nowhere) count by name, dtype and shape; those that are offloaded or
     spread over processes are read whole, one at a time.
     """
-    return _begun_of_all(model)()
+    every = _EveryByte()
+    for part in _parts_of(unwrap(model)):
+        every.add(part, part.values())
+    return every.sent()()
 
 
-def _begun_of_all(model: nn.Module) -> Callable[[], str]:
-    """`of_all_weights`, once a GPU is told to add up what lies there."""
-    model = unwrap(model)
-    found = {plain_name(name): weight for name, weight in _state(model).items()}
-    elsewhere = {plain_name(name): read for name, read in readers(model).items()}
-    weights = [part for name in sorted(found) for part in _parts(name, found[name])]
-    digest = hashlib.blake2b(digest_size=8)
-    for name, weight in weights:
-        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
-    sums: dict[torch.device, Tensor | int] = {}
-    place = 0
-    for words in _words(_whole(name, weight, elsewhere) for name, weight in weights):
-        sums[words.device] = sums.get(words.device, 0) + mixed_sum(words, place)
-        place += len(words)
+def both(model: nn.Module) -> Callable[[], tuple[str, str]]:
+    """Begin `of_weights` and `of_all_weights` of a model that nothing is wrapped around.
 
-    def ended() -> str:
-        total = sum(int(each) for each in sums.values()) % 2**64  # one copy back from each device
-        out = digest.copy()
-        out.update(total.to_bytes(8, "little"))
-        return out.hexdigest()
-
-    return ended
+    Each weight is read once. The function returned waits for a GPU, once.
+    """
+    some, every = _SomeBytes(), _EveryByte()
+    for part in _parts_of(model):
+        values = part.values()
+        some.add(part, values)
+        every.add(part, values)
+    of_some, of_all = some.sent(), every.sent()
+    return lambda: (of_some(), of_all())
 
 
-def _parts(name: str, weight: object) -> Iterator[tuple[str, Tensor]]:
-    """A weight, or the tensors inside one that is made of several; nothing for other state."""
-    if not isinstance(weight, Tensor):
-        return
+class _Part(NamedTuple):
+    """A weight, or one of the tensors that it is made of."""
+
+    key: str  # of the weight, in the model's state
+    shape: tuple[int, ...]  # of the weight
+    name: str  # of this tensor, without what torch.compile adds
+    tensor: Tensor
+    read: Read | None  # where its values are kept elsewhere
+
+    def values(self) -> Tensor:  # (n,), without a gap
+        """As they are, wherever the tensor or its parts lie; none of one that has none."""
+        x = self.tensor
+        if x.is_meta:
+            if self.read is None:
+                return torch.empty(0)
+            x = self.read()
+        elif is_spread(x):
+            x = whole(x)
+        if x.is_quantized:
+            x = x.dequantize()
+        if x.layout != torch.strided:
+            x = x.to_dense()
+        return x.as_subclass(Tensor).resolve_conj().resolve_neg().contiguous().view(-1)
+
+
+def _parts_of(model: nn.Module) -> list[_Part]:
+    """All that a model's weights are made of, in the order of their plain names."""
+    elsewhere = {plain_name(key): read for key, read in readers(model).items()}
+    found = {plain_name(key): (key, weight) for key, weight in _state(model).items()}
+    return [
+        _Part(key, tuple(weight.shape), inner, tensor, elsewhere.get(inner))
+        for name, (key, weight) in sorted(found.items(), key=lambda item: item[0])
+        if isinstance(weight, Tensor)
+        for inner, tensor in _tensors(name, weight)
+    ]
+
+
+def _state(model: nn.Module) -> dict[str, object]:
+    """What a model keeps, by name; int8 layers keep weight and bias in one tuple, here taken apart.
+
+    >>> list(_state(nn.Linear(2, 3)))
+    ['weight', 'bias']
+    """
+    found: dict[str, object] = {}
+    for name, value in model.state_dict().items():
+        if isinstance(value, tuple):
+            found |= {f"{name}.{i}": part for i, part in enumerate(value)}
+        else:
+            found[name] = value
+    return found
+
+
+def _tensors(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A weight, or the tensors inside one that is made of several."""
     if is_traceable_wrapper_subclass(weight) and not is_spread(weight):
         for inner in weight.__tensor_flatten__()[0]:
-            yield from _parts(f"{name}.{inner}", getattr(weight, inner))
+            yield from _tensors(f"{name}.{inner}", getattr(weight, inner))
     else:
         yield name, weight.detach()
 
 
-def _whole(name: str, weight: Tensor, elsewhere: Mapping[str, Read]) -> Tensor:
-    """A weight itself, wherever it or its parts are."""
-    if weight.is_meta and name in elsewhere:
-        return elsewhere[name]()
-    return whole(weight) if is_spread(weight) else weight
+class _SomeBytes:
+    """What `of_weights` reads: `add` the parts of all weights, and have them `sent`."""
+
+    def __init__(self) -> None:
+        self._rows: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
+        self._sizes: Counter[torch.device] = Counter()  # in bytes
+        self._found: dict[str, list[tuple[torch.device, slice]]] = {}  # of a weight, in those rows
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def add(self, part: _Part, values: Tensor) -> None:
+        step = max(1, -(-len(values) // _WEIGHTS))
+        raw = (values[::step].contiguous() if step > 1 else values).view(torch.uint8)
+        start = self._sizes[raw.device]
+        self._rows[raw.device].append(raw)
+        self._sizes[raw.device] += len(raw)
+        self._found.setdefault(part.key, []).append((raw.device, slice(start, start + len(raw))))
+        self._shapes[part.key] = part.shape
+
+    def sent(self) -> Callable[[], str]:
+        """Send it to the host; the function returned waits for it and gives the digest."""
+        arrive = sent_home([torch.cat(row) for row in self._rows.values()])
+
+        def digest() -> str:
+            rows = dict(zip(self._rows, (row.numpy().data for row in arrive()), strict=True))
+            out = hashlib.blake2b(digest_size=8)
+            for key, places in sorted(self._found.items(), key=lambda item: item[0]):
+                out.update(f"{plain_name(key)} {self._shapes[key]}".encode())
+                for device, place in places:
+                    out.update(rows[device][place])
+            return out.hexdigest()
+
+        return digest
 
 
-def _words(weights: Iterable[Tensor]) -> Iterator[Tensor]:  # each (n,), int64
-    """All bytes in order: many small weights at once, a large one in parts."""
-    waiting: list[Tensor] = []
-    size = 0
-    for piece in (piece for weight in weights for piece in _pieces(weight)):
-        full = size + len(piece) > _at_once(piece)
-        if waiting and (full or piece.device != waiting[0].device):
-            yield _joined(waiting)
-            waiting, size = [], 0
-        waiting.append(piece)
-        size += len(piece)
-    if waiting:
-        yield _joined(waiting)
+class _EveryByte:
+    """What `of_all_weights` reads: `add` the parts of all weights, and have their sum `sent`."""
 
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=8)
+        self._sums: dict[torch.device, Tensor | int] = {}
+        self._place = 0  # of the next word
+        self._waiting: list[Tensor] = []  # small ones, that are mixed at once
+        self._size = 0  # in bytes
 
-def _joined(pieces: list[Tensor]) -> Tensor:  # (n,) int64
-    """Pieces in a row; a single one is read where it lies, if it lies at a whole word."""
-    alone = len(pieces) == 1 and pieces[0].storage_offset() % 8 == 0
-    return (pieces[0] if alone else torch.cat(pieces)).view(torch.int64)
+    def add(self, part: _Part, values: Tensor) -> None:
+        what = f"{part.name} {part.tensor.dtype} {tuple(part.tensor.shape)}\n"
+        self._digest.update(what.encode())
+        raw = values.view(torch.uint8)
+        most = _ON_CPU if raw.device.type == "cpu" else _ELSEWHERE
+        for piece in raw.split(most) if len(raw) > most else [raw] if len(raw) else []:
+            elsewhere = self._waiting and piece.device != self._waiting[0].device
+            if elsewhere or self._size + len(piece) > most:
+                self._mix()
+            whole_words = F.pad(piece, (0, -len(piece) % 8)) if len(piece) % 8 else piece
+            self._waiting.append(whole_words)
+            self._size += len(whole_words)
 
+    def _mix(self) -> None:
+        """Add up the words of all that waits; a lone piece is read where it lies, if it can be."""
+        if not self._waiting:
+            return
+        alone = len(self._waiting) == 1 and self._waiting[0].storage_offset() % 8 == 0
+        words = (self._waiting[0] if alone else torch.cat(self._waiting)).view(torch.int64)
+        total = self._sums.get(words.device, 0)
+        self._sums[words.device] = total + mixed_sum(words, self._place)
+        self._place += len(words)
+        self._waiting, self._size = [], 0
 
-def _pieces(weight: Tensor) -> Iterator[Tensor]:  # each (n,), uint8
-    """The bytes of a weight, in whole words of eight: zeros fill the last."""
-    if weight.is_meta:
-        return
-    if weight.is_quantized:
-        weight = weight.dequantize()
-    if weight.layout != torch.strided:
-        weight = weight.to_dense()
-    weight = weight.as_subclass(Tensor).resolve_conj().resolve_neg()
-    rows = weight.flatten() if weight.is_contiguous() else weight
-    each = max(1, rows[:1].numel() * rows.element_size())
-    for some in rows.split(8 * max(1, _at_once(rows) // (8 * each))):
-        raw = some.contiguous().flatten().view(torch.uint8)
-        yield F.pad(raw, (0, -len(raw) % 8)) if len(raw) % 8 else raw
+    def sent(self) -> Callable[[], str]:
+        """Add up what waits; the function returned waits for the sum and gives the digest."""
+        self._mix()
 
+        def digest() -> str:
+            total = sum(map(int, self._sums.values())) % 2**64  # one copy back from each device
+            out = self._digest.copy()
+            out.update(total.to_bytes(8, "little"))
+            return out.hexdigest()
 
-def _at_once(x: Tensor) -> int:
-    return _ON_CPU if x.device.type == "cpu" else _ELSEWHERE
+        return digest

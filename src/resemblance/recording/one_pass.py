@@ -183,7 +183,9 @@ class _Facts:
 
     def key(self, settings: Settings, layers: Sequence[str]) -> dict[str, Any]:
         """What passes must have in common for one to go on where the other ended."""
-        hashes = SampleReader().read(self.run.source.first, known=False).hashes("content")
+        reader = SampleReader()
+        first = reader.read(self.run.source.first, known=False)
+        hashes = reader.hashing([first]).hashes("content")
         assert hashes is not None
         return {
             **{f"setting {name}": value for name, value in asdict(settings).items()},

@@ -215,7 +215,7 @@ class PassSums:
         self.skipped += int((~keep).sum())
         blocks = [piece for piece in self._pieces if piece.block < self.settings.windows]
         self._seen.end(self._indices, keep, [(len(x.indices), x.ends) for x in blocks])
-        self._seen.settle(2 if finite.is_cuda else 0)  # which are read as a batch begins
+        self._seen.settle(_BATCHES_AHEAD if finite.is_cuda else 0)
         places, kept = self._places_of_rows(), keep[self._rows.sample]
         if self._placed < NORMS_KEPT + self.settings.block * self.settings.tokens:
             self._places.append(places[kept])  # by which norms are put in order, as far as kept
