@@ -137,6 +137,30 @@ def test_the_gram_kernel_is_exact(dtype, error, samples, size, d):
             assert not kernel[:, length:].any()
 
 
+@pytest.mark.parametrize(
+    ("samples", "size", "d"), [(1024, 128, 4096), (250, 100, 5003), (60, 60, 70000)]
+)
+def test_the_gram_kernel_takes_means_off(samples, size, d):
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(samples, d, device="cuda", generator=generator) + 300
+    spans = [(i, min(i + size, samples)) for i in range(0, samples, size)]
+    kernels, offset = grams.grams_without_mean(x, spans, size)
+    again = grams.grams_without_mean(x, spans, size)
+    assert torch.equal(kernels, again[0])
+    assert torch.equal(offset, again[1])
+    for (start, stop), kernel, u in zip(spans, kernels, offset, strict=True):
+        rows, length = x[start:stop].double(), stop - start
+        apart = rows - rows.mean(0)
+        expected = apart @ apart.T
+        scale = expected.diagonal().sqrt()
+        off = (kernel[:length, :length] - expected).abs() / torch.outer(scale, scale)
+        assert float(off.max()) < 5e-4
+        whole = kernel[:length, :length] + u[:length, None] + u[None, :length]
+        torch.testing.assert_close(whole.double(), rows @ rows.T, rtol=1e-6, atol=0)
+        assert not kernel[length:].any()
+        assert not u[length:].any()
+
+
 def test_wide_float32_layers_on_a_gpu():
     """Wide enough for the Gram kernel to round its factors."""
     model = networks.seeded(networks.ResNet, channels=16)

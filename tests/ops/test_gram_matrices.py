@@ -7,11 +7,11 @@ import torch
 
 from interpreted_kernels import agrees
 from optional_libraries import needs
-from resemblance._ops.gram_matrices import grams
+from resemblance._ops.gram_matrices import grams, grams_without_mean
 
 GRAMS = """
 import torch
-from resemblance._ops.gram_matrices import launch
+from resemblance._ops.gram_matrices import launch, launch_without_mean
 
 generator = torch.Generator().manual_seed(0)
 # The interpreter cannot multiply bfloat16. float32 is rounded to eleven bits: 2⁻¹² a factor.
@@ -19,7 +19,7 @@ exact, rounded = (torch.float16, 2e-6), (torch.float32, 5e-4)
 for n, d, size, parts, (dtype, error) in (
     (32, 100, 16, 1, exact),
     (32, 96, 16, 1, rounded),
-    (300, 401, 100, 3, rounded),  # blocks of an odd size, columns in shares of an odd one
+    (299, 401, 100, 3, rounded),  # blocks of an odd size, columns in shares of an odd one
     (11, 37, 5, 9, exact),  # fewer samples than a product takes, and a short last block
     (256, 300, 128, 2, exact),
     (1, 1, 1, 1, exact),
@@ -37,6 +37,19 @@ for n, d, size, parts, (dtype, error) in (
             assert off.max() < error, (n, d, size, dtype, off.max())
             assert not kernel[length:].any() and not kernel[:, length:].any()
     assert torch.equal(launch([f], spans, size, parts)[0], both[0])
+    if dtype == torch.float32:
+        f += 1000
+        means = torch.stack([f[start:stop].mean(0) for start, stop in spans])
+        kernels, along = launch_without_mean(f, means, spans, size, parts)
+        for (start, stop), mean, kernel, u in zip(spans, means.double(), kernels, along):
+            x, length = f[start:stop].double(), stop - start
+            expected = (x - mean) @ (x - mean).T
+            scale = expected.diagonal().sqrt()
+            off = (kernel[:length, :length] - expected).abs() / torch.outer(scale, scale)
+            assert off.max() < error, (n, d, size, off.max())
+            assert not kernel[length:].any() and not kernel[:, length:].any()
+            torch.testing.assert_close(u[:length].double(), x @ mean, rtol=1e-6, atol=0)
+            assert not u[length:].any()
 bad = torch.ones(16, 40)
 bad[3, 5] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # a GPU's own NaN
 bad[7, 0] = torch.inf
@@ -61,3 +74,18 @@ def test_grams_of_blocks_without_a_gpu(spans):
         expected[: stop - start, : stop - start] = x[start:stop] @ x[start:stop].T
         torch.testing.assert_close(one, expected)
         torch.testing.assert_close(two, 4 * expected)
+
+
+@pytest.mark.parametrize("spans", [[(0, 4), (4, 8), (8, 9)], [(0, 3), (3, 7)]])
+def test_what_a_large_mean_hides_is_kept_where_it_is_taken_off(spans):
+    x = 1e4 + torch.randn(9, 500, generator=torch.Generator().manual_seed(0))
+    kernels, offset = grams_without_mean(x, spans, 4)
+    for (start, stop), kernel, u in zip(spans, kernels, offset, strict=True):
+        rows, length = x[start:stop].double(), stop - start
+        apart = rows - rows.mean(0)
+        assert (kernel[:length, :length] - apart @ apart.T).abs().max() < 0.1  # of 500
+        whole = kernel[:length, :length] + u[:length, None] + u[None, :length]
+        torch.testing.assert_close(whole.double(), rows @ rows.T, rtol=1e-6, atol=0)
+        assert not kernel[length:].any()
+        assert not kernel[:, length:].any()
+        assert not u[length:].any()

@@ -2,8 +2,9 @@
 
 On a GPU a product for each block is a launch for each block, and reads memory at half its speed.
 Here one Triton kernel serves a whole batch: a program takes one block and a share of its columns,
-reads each element once and multiplies the tile with its own transpose. The shares are added in a
-fixed order, so runs agree bit for bit. Elsewhere `gram` is called for each block.
+reads each element once and multiplies the tile with its own transpose, less the mean of the block
+where that is asked for. The shares are added in a fixed order, so runs agree bit for bit. Elsewhere
+`gram` is called for each block.
 """
 
 from __future__ import annotations
@@ -46,11 +47,13 @@ if triton is not None:
     @triton.jit
     def _kernel(
         f_ptr, g_ptr,  # (rows, d), row-major
+        mean_ptr,  # (blocks, d), where LESS_MEAN
         out_ptr,  # (parts, kinds, blocks, SIZE, SIZE) float32
+        along_ptr,  # (parts, kinds, blocks, SIZE), x·mean, where LESS_MEAN
         rows, d,
         share,  # columns of a program, a multiple of COLUMNS
         SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-        PRECISION: tl.constexpr, ROUND: tl.constexpr,
+        PRECISION: tl.constexpr, ROUND: tl.constexpr, LESS_MEAN: tl.constexpr,
     ):  # fmt: skip
         part, block, kind = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         x_ptr = f_ptr
@@ -61,16 +64,23 @@ if triton is not None:
         real = inside & (block * SIZE + row < rows)
         start = (block * SIZE + row).to(tl.int64)[:, None] * d
         sums = tl.zeros((ROWS, ROWS), tl.float32)
+        along = tl.zeros((ROWS,), tl.float32)
         for at in range(part * share, tl.minimum((part + 1) * share, d), COLUMNS):
             column = at + tl.arange(0, COLUMNS)
             mask = real[:, None] & (column < d)[None, :]
             x = tl.load(x_ptr + start + column[None, :], mask=mask, other=0.0)
+            if LESS_MEAN:
+                mean = tl.load(mean_ptr + block.to(tl.int64) * d + column, column < d, 0.0)[None, :]
+                along += tl.sum(x * mean, 1)
+                x = tl.where(mask, x - mean, 0.0)
             if ROUND:
                 x = _rounded(x)
             sums = tl.dot(x, tl.trans(x), sums, input_precision=PRECISION)
         place = (part * tl.num_programs(2) + kind) * tl.num_programs(1) + block
         to = out_ptr + place * SIZE * SIZE + row[:, None] * SIZE + row[None, :]
         tl.store(to, sums, mask=inside[:, None] & inside[None, :])
+        if LESS_MEAN:
+            tl.store(along_ptr + place * SIZE + row, along, mask=inside)
 
 
 def grams(
@@ -86,23 +96,62 @@ def grams(
     return torch.stack(full).unflatten(0, (len(vectors), len(spans)))
 
 
+def grams_without_mean(
+    x: Tensor, spans: Sequence[tuple[int, int]], size: int
+) -> tuple[Tensor, Tensor]:  # (n, d) -> (blocks, size, size), (blocks, size) float32
+    """Kernels of vectors with their block's mean m taken off, and u_i = x_i·m − ½‖m‖²."""
+    means = torch.stack([x[start:stop].mean(0) for start, stop in spans])
+    if _fits(x, spans, size):
+        kernels, offset = launch_without_mean(x, means, spans, size, _parts([x], len(spans)))
+    else:
+        rows = [(x[start:stop], mean) for (start, stop), mean in zip(spans, means, strict=True)]
+        kernels = torch.cat([grams([y - m], [(0, len(y))], size)[0] for y, m in rows])
+        offset = torch.stack([F.pad(y @ m, (0, size - len(y))) for y, m in rows])
+    offset -= means.square().sum(1, keepdim=True) / 2
+    for row, (start, stop) in zip(offset, spans, strict=True):
+        if stop - start < size:
+            row[stop - start :] = 0
+    return kernels, offset
+
+
 def launch(
     vectors: Sequence[Tensor], spans: Sequence[tuple[int, int]], size: int, parts: int
 ) -> Tensor:
     """`grams` by the kernel, with the columns in `parts` or fewer; blocks must follow in a row."""
+    return _launched(vectors, None, spans, size, parts)[0]
+
+
+def launch_without_mean(
+    x: Tensor, means: Tensor, spans: Sequence[tuple[int, int]], size: int, parts: int
+) -> tuple[Tensor, Tensor]:  # (blocks, size, size), (blocks, size)
+    """Likewise of one tensor, each block less its mean (blocks, d), and the products x·mean."""
+    kernels, along = _launched([x], means, spans, size, parts)
+    return kernels[0], along[0]
+
+
+def _launched(
+    vectors: Sequence[Tensor],
+    means: Tensor | None,
+    spans: Sequence[tuple[int, int]],
+    size: int,
+    parts: int,
+) -> tuple[Tensor, Tensor]:
     x = vectors[0]
     d, wide = x.shape[1], x.element_size()
     columns, warps, stages, _ = _TILES[wide]
     share = triton.cdiv(triton.cdiv(d, parts), columns) * columns
     grid = (triton.cdiv(d, share), len(spans), len(vectors))
     out = torch.empty(grid[0], len(vectors), len(spans), size, size, device=x.device)
+    along = out if means is None else out.new_empty(out.shape[:-1])
     _kernel[grid](
-        x, vectors[-1], out, spans[-1][1], d, share,
+        x, vectors[-1], x if means is None else means, out, along, spans[-1][1], d, share,
         SIZE=size, ROWS=max(16, triton.next_power_of_2(size)), COLUMNS=columns,
-        PRECISION=_SINGLE, ROUND=wide == 4 and _SINGLE == "tf32",
+        PRECISION=_SINGLE, ROUND=wide == 4 and _SINGLE == "tf32", LESS_MEAN=means is not None,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return out[0] if grid[0] == 1 else out.sum(0)
+    if grid[0] == 1:
+        return out[0], along[0]
+    return out.sum(0), along if means is None else along.sum(0)
 
 
 def _fits(x: Tensor, spans: Sequence[tuple[int, int]], size: int) -> bool:

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .._ops.device_copies import without_waiting
-from .._ops.gram_matrices import grams
+from .._ops.gram_matrices import grams, grams_without_mean
 from .._ops.host_memory import zeros_apart
 from .._ops.packed_kernels import pack16, without_mean
 from ..representation.layer import Blocks, Kind, Whole
@@ -104,7 +103,7 @@ class BlockKernels:
         self._judge(vectors, out, counts)
         for kind in self._kinds if spans else ():
             if self._apart.get(kind):
-                kernel, offset = _grams_without_mean(vectors[kind], spans, size)
+                kernel, offset = grams_without_mean(vectors[kind], spans, size)
                 out.pop(kind, None)
             else:
                 kernel, offset = out[kind], None
@@ -227,18 +226,3 @@ def _packed(parts: Sequence[_Kernels]) -> tuple[tuple[Tensor, ...], Tensor | Non
     else:
         offset = torch.cat([part.offset for part in parts if part.offset is not None])
     return (*pack16(kernel, kernel.shape[-1]), offset.float()), share
-
-
-def _grams_without_mean(
-    x: Tensor, spans: Spans, size: int
-) -> tuple[Tensor, Tensor]:  # (blocks, size, size), (blocks, size)
-    """Gram matrices of vectors with their block's mean m taken off, and u_i = x_i·m − ½‖m‖²."""
-    kernels, offsets = [], []
-    for start, stop in spans:
-        rows = x[start:stop]
-        mean = rows.mean(0)
-        (kernel,) = grams([rows - mean], [(0, stop - start)], size)
-        kernels.append(kernel)
-        u = rows @ mean - mean @ mean / 2
-        offsets.append(F.pad(u, (0, size - len(u))))
-    return torch.cat(kernels), torch.stack(offsets)

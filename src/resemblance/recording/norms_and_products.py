@@ -5,11 +5,14 @@ All layers of a batch are added together, as a GPU takes longer to be told of ea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from .._ops.device_copies import sent_home, without_waiting
 from ..representation.layer import NORMS_KEPT, Kind, Products
 from .growing_rows import Rows
 
@@ -67,28 +70,39 @@ class NormsAndProducts:
         rows = [row for row, key in enumerate(self._keys) if key[0] == kind]
         return slice(rows[0], rows[-1] + 1)
 
-    def result(self, places: Tensor) -> dict[int, OfLayer]:
-        """By layer; `places` are those in the order of the samples that came."""
+    def send(self, places: np.ndarray) -> Callable[[], dict[int, OfLayer]]:
+        """Have all that came sent to the host; the function returned waits for it, by layer.
+
+        `places` are those in the order of the samples that came.
+        """
         self.settle()
-        sums = {name: value.tolist() for name, value in self._sums.items()}
-        traces, norms = sums.pop("traces"), _in_places(self._norms.whole().cpu(), places)
-        out: dict[int, OfLayer] = {}
-        for at, i in enumerate(sorted({i for _, i in self._keys})):
-            rows = {kind: row for row, (kind, of) in enumerate(self._keys) if of == i}
-            products = Products(**{name: each[at] for name, each in sums.items()}) if sums else None
-            out[i] = OfLayer(
-                {kind: traces[row] for kind, row in rows.items()},
-                {kind: norms[row].clone() for kind, row in rows.items()},
-                products,
-            )
-        return out
+        names = list(self._sums)
+        norms = _in_places(self._norms.whole(), places)
+        arrived = sent_home([*self._sums.values(), *norms])
+
+        def result() -> dict[int, OfLayer]:
+            here = arrived()
+            sums = {name: x.tolist() for name, x in zip(names, here, strict=False)}
+            traces, norms = sums.pop("traces"), here[len(names) :]
+            out: dict[int, OfLayer] = {}
+            for at, i in enumerate(sorted({i for _, i in self._keys})):
+                rows = {kind: row for row, (kind, of) in enumerate(self._keys) if of == i}
+                each = {name: values[at] for name, values in sums.items()}
+                out[i] = OfLayer(
+                    {kind: traces[row] for kind, row in rows.items()},
+                    {kind: norms[row] for kind, row in rows.items()},
+                    Products(**each) if each else None,
+                )
+            return out
+
+        return result
 
 
-def _in_places(norms: Tensor, places: Tensor) -> Tensor:  # (n, keys), (n,) -> (keys, places)
+def _in_places(norms: Tensor, places: np.ndarray) -> Tensor:  # (n, keys), (n,) -> (keys, places)
     """Norms by place in the order, as far as they are kept; NaN where none came."""
     norms, places = norms[: len(places)], places[: len(norms)]
-    near = places < NORMS_KEPT
-    count = int(places[near].max()) + 1 if near.any() else 0
-    out = torch.full((norms.shape[1], count), torch.nan)
-    out[:, places[near]] = norms[near].T
-    return out
+    near = np.flatnonzero(places < NORMS_KEPT)
+    count = int(places[near].max()) + 1 if len(near) else 0
+    to, of = (without_waiting(torch.from_numpy(x), norms.device) for x in (places[near], near))
+    out = norms.new_full((norms.shape[1], count), torch.nan)
+    return out.index_copy_(1, to, norms.index_select(0, of).T)

@@ -322,10 +322,10 @@ class PassSums:
         """Have every layer form what it holds; a GPU is told so before it is waited for."""
         unfinished, self._unfinished = self._unfinished, False
         if unfinished and self.samples:
-            self._moments.settle()
             layers = list(self._layers.values())
             finish(layers, self.samples)
             self._fetch = send(layers)
+            self._fetch_moments = self._moments.send(np.concatenate(self._places))
         coordinate_sketch.forget()
 
     def settle(self) -> None:
@@ -348,7 +348,7 @@ class PassSums:
             "keep_sums": keep_sums,
         }
         self._fetch()
-        each = self._moments.result(torch.from_numpy(np.concatenate(self._places)))
+        each = self._fetch_moments()
         layers = tuple(
             self._layers[i].result(moments=each[i], **shared) for i in sorted(self._layers)
         )
