@@ -163,3 +163,22 @@ def test_layers_are_packed_together_as_they_are_alone(at_once, monkeypatch):
         buckets = [x.recorded("features").buckets for x in (one, two)]
         torch.testing.assert_close(buckets[0].diagonal, buckets[1].diagonal)
         assert (buckets[0].triangle.int() - buckets[1].triangle.int())[:, 2].abs().max() <= 1
+
+
+@pytest.mark.parametrize("ratio", [0, 1, 3, 100])
+@pytest.mark.parametrize("options", [{"batch_size": 100}, {"batch_size": 400}, {}], ids=str)
+def test_a_mean_that_is_judged_late_is_taken_off_alike(ratio, options, monkeypatch):
+    """As on a GPU, which is not waited for after the first batch."""
+    generator = np.random.default_rng(0)
+    x, g = generator.normal(size=(2, 1130, 40)).astype(np.float32) + np.float32(ratio)
+    how = {"data_id": "x", "block": 100, "buckets": 0, **options}
+    at_once = rs.record_arrays(x, g - ratio, **how)["features"]
+    monkeypatch.setattr(block_kernels, "_JUDGED_LATE", {"cpu"})
+    late = rs.record_arrays(x, g - ratio, **how)["features"]
+    for kind in ("features", "gradients"):
+        one, two = at_once.recorded(kind).blocks, late.recorded(kind).blocks
+        assert (one.offset is None) == (two.offset is None)
+        assert (one.triangle.int() - two.triangle).abs().max() <= 1
+        torch.testing.assert_close(one.diagonal, two.diagonal, rtol=1e-5, atol=1e-3)
+        if one.offset is not None:
+            torch.testing.assert_close(one.offset, two.offset, rtol=1e-5, atol=1e-3)

@@ -8,13 +8,13 @@ hides, else off the kernel, where packing would.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._ops.device_copies import without_waiting
+from .._ops.device_copies import sent_home, without_waiting
 from .._ops.gram_matrices import grams, grams_without_mean
 from .._ops.host_memory import zeros_apart
 from .._ops.packed_kernels import pack16, without_mean
@@ -26,6 +26,7 @@ from .waiting_vectors import WaitingRoom
 _WAITING_BYTES = 2**30  # of one layer's vectors: more are not kept for the kernel of all samples
 _LARGE_MEAN = 0.9  # of a trace: float32 products begin to lose what it hides
 _ROWS_TO_JUDGE = 8  # by which a mean is called large
+_JUDGED_LATE = {"cuda"}  # devices that would be waited for
 # Bytes of kernels that are packed together, by device: of several layers on a GPU, of one in a
 # processor's cache. It takes ten times that.
 _PACKED_AT_ONCE = {"cuda": 2**26, "cpu": 2**19}
@@ -58,6 +59,8 @@ class BlockKernels:
         self.all_wait = 0 < few * each <= _WAITING_BYTES
         self._waiting: list[Vectors] = []
         self._apart: dict[Kind, bool] = {}  # whether means are taken off the vectors themselves
+        # of the first blocks, and what tells, which may be on its way
+        self._verdict: tuple[dict[Kind, _Kernels], Callable[[], list[Tensor]]] | None = None
         self._loose: dict[Kind, list[_Kernels]] = {}
         self._held: dict[Kind, Tensor] = {}  # on a CPU, the memory that these lie in
         self._packed: dict[Kind, tuple[Rows, ...]] = {}  # triangles, diagonals, offsets
@@ -93,16 +96,21 @@ class BlockKernels:
         """
         out: Vectors = {}
         size = size or self._settings.block
+        self._read_verdict()
+        counts = [stop - start for start, stop in spans]
+        open_ = self._to_judge(vectors, counts)
+        late = open_ if self._device.type in _JUDGED_LATE and not self.all_wait else []
         pairs: tuple[tuple[Kind, ...], ...] = (("features", "gradients"), ("elementwise",))
         for kinds in pairs if spans else ():
-            found = [kind for kind in kinds if kind in vectors and not self._apart.get(kind)]
+            found = [kind for kind in kinds if kind in vectors and kind not in late]
+            found = [kind for kind in found if not self._apart.get(kind)]
             if found:
                 kernels = grams([vectors[kind] for kind in found], spans, size)
                 out.update(zip(found, kernels, strict=True))
-        counts = [stop - start for start, stop in spans]
-        self._judge(vectors, out, counts)
+        if open_ and not late:
+            self._judge({kind: out[kind] for kind in open_}, counts)
         for kind in self._kinds if spans else ():
-            if self._apart.get(kind):
+            if self._apart.get(kind) or kind in late:
                 kernel, offset = grams_without_mean(vectors[kind], spans, size)
                 out.pop(kind, None)
             else:
@@ -113,6 +121,9 @@ class BlockKernels:
             if self._device.type == "cpu" and not self.all_wait:
                 kernel = self._together(kind, kernel)
             self._loose.setdefault(kind, []).append(_Kernels(kernel, counts, offset))
+        if late:
+            parts = {kind: self._loose[kind][-1] for kind in late}
+            self._verdict = parts, sent_home([torch.stack([_share(x) for x in parts.values()])])
         if self._device.type == "cpu" and self._loose_bytes >= _PACKED_AT_ONCE["cpu"]:
             pack([self])
         return out
@@ -136,21 +147,38 @@ class BlockKernels:
     def _loose_bytes(self) -> int:
         return sum(part.kernel.nbytes for parts in self._loose.values() for part in parts)
 
-    def _judge(self, vectors: Vectors, kernels: Vectors, counts: list[int]) -> None:
+    def _to_judge(self, vectors: Vectors, counts: list[int]) -> list[Kind]:
+        """Kinds of which it is not known yet whether means are taken off the vectors."""
+        if max(counts, default=0) < _ROWS_TO_JUDGE:
+            return []
+        single = [kind for kind, x in vectors.items() if x.dtype == torch.float32]
+        return [kind for kind in single if kind not in self._apart]
+
+    def _judge(self, kernels: Vectors, counts: list[int]) -> None:
         """With the first blocks, see where a mean must be taken off before the Gram matrix."""
-        float32 = [kind for kind in kernels if vectors[kind].dtype == torch.float32]
-        open_ = [kind for kind in float32 if kind not in self._apart]  # a GPU is waited for, once
-        if not open_ or max(counts) < _ROWS_TO_JUDGE:
-            return
         first = counts.index(max(counts))
         n = counts[first]
-        some = torch.stack([kernels[kind][first, :n, :n] for kind in open_]).double()
+        some = torch.stack([kernel[first, :n, :n] for kernel in kernels.values()]).double()
         means = (some.mean((-1, -2)) / some.diagonal(dim1=-2, dim2=-1).mean(-1)).tolist()
-        for kind, mean in zip(open_, means, strict=True):
+        for kind, mean in zip(kernels, means, strict=True):
             self._apart[kind] = mean > _LARGE_MEAN
+
+    def _read_verdict(self) -> None:
+        """What `_judge` would have said of the first blocks, which had their means taken off.
+
+        So that a GPU is not waited for while it has nothing else to do. Small means are put back.
+        """
+        if self._verdict is None:
+            return
+        (parts, arrived), self._verdict = self._verdict, None
+        for (kind, part), share in zip(parts.items(), arrived()[0].tolist(), strict=True):
+            self._apart[kind] = share > _LARGE_MEAN
+            if not self._apart[kind]:
+                self._loose[kind] = [_with_mean(part)]
 
     def loose(self) -> list[tuple[Kind, list[_Kernels]]]:
         """Kernels that wait to be packed, which are handed over."""
+        self._read_verdict()
         waiting, self._loose = self._loose, {}
         return list(waiting.items())
 
@@ -187,6 +215,26 @@ class BlockKernels:
         triangle, diagonal, offset = kernels
         kept = Blocks(triangle, diagonal, offset if offset.any() else None)
         return (None, Whole(kept, sizes)) if self.all_wait else (kept, None)
+
+
+def _share(part: _Kernels) -> Tensor:  # ()
+    """Of the trace of the largest block, that its mean carries: as ū is ½‖m‖²."""
+    assert part.offset is not None
+    first = part.counts.index(max(part.counts))
+    n = part.counts[first]
+    mean = 2 * part.offset[first, :n].mean()
+    return mean / (part.kernel[first].diagonal()[:n].mean() + mean)
+
+
+def _with_mean(part: _Kernels) -> _Kernels:
+    """The kernels themselves, where a mean was taken off."""
+    u = part.offset
+    assert u is not None
+    kernel = part.kernel + u[:, :, None] + u[:, None, :]
+    for block, n in zip(kernel, part.counts, strict=True):
+        if n < len(block):
+            block[n:] = block[:, n:] = 0
+    return _Kernels(kernel, part.counts, None)
 
 
 def pack(layers: Iterable[BlockKernels]) -> None:
