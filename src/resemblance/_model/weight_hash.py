@@ -27,7 +27,7 @@ def of_weights(model: nn.Module) -> str:
     """A digest of names, shapes and evenly spaced values of the weights: cheap at any size."""
     some = _SomeBytes()
     for part in _parts_of(model):
-        some.add(part, part.values())
+        some.add(part, *part.bytes())
     return some.sent()()
 
 
@@ -41,7 +41,7 @@ def of_all_weights(model: nn.Module) -> str:
     """
     every = _EveryByte()
     for part in _parts_of(unwrap(model)):
-        every.add(part, part.values())
+        every.add(part, part.bytes()[0])
     return every.sent()()
 
 
@@ -52,9 +52,9 @@ def both(model: nn.Module) -> Callable[[], tuple[str, str]]:
     """
     some, every = _SomeBytes(), _EveryByte()
     for part in _parts_of(model):
-        values = part.values()
-        some.add(part, values)
-        every.add(part, values)
+        raw, width = part.bytes()
+        some.add(part, raw, width)
+        every.add(part, raw)
     of_some, of_all = some.sent(), every.sent()
     return lambda: (of_some(), of_all())
 
@@ -68,12 +68,12 @@ class _Part(NamedTuple):
     tensor: Tensor
     read: Read | None  # where its values are kept elsewhere
 
-    def values(self) -> Tensor:  # (n,), without a gap
-        """As they are, wherever the tensor or its parts lie; none of one that has none."""
+    def bytes(self) -> tuple[Tensor, int]:  # (n · width,) uint8, width
+        """All of it and of one value, wherever the tensor or its parts lie; nothing if nowhere."""
         x = self.tensor
         if x.is_meta:
             if self.read is None:
-                return torch.empty(0)
+                return torch.empty(0, dtype=torch.uint8), 1
             x = self.read()
         elif is_spread(x):
             x = whole(x)
@@ -81,7 +81,8 @@ class _Part(NamedTuple):
             x = x.dequantize()
         if x.layout != torch.strided:
             x = x.to_dense()
-        return x.as_subclass(Tensor).resolve_conj().resolve_neg().contiguous().view(-1)
+        x = x.as_subclass(Tensor).resolve_conj().resolve_neg().contiguous()
+        return x.view(-1).view(torch.uint8), x.element_size()
 
 
 def _parts_of(model: nn.Module) -> list[_Part]:
@@ -117,7 +118,7 @@ def _tensors(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
         for inner in weight.__tensor_flatten__()[0]:
             yield from _tensors(f"{name}.{inner}", getattr(weight, inner))
     else:
-        yield name, weight.detach()
+        yield name, weight.detach() if weight.requires_grad else weight
 
 
 class _SomeBytes:
@@ -129,13 +130,14 @@ class _SomeBytes:
         self._found: dict[str, list[tuple[torch.device, slice]]] = {}  # of a weight, in those rows
         self._shapes: dict[str, tuple[int, ...]] = {}
 
-    def add(self, part: _Part, values: Tensor) -> None:
-        step = max(1, -(-len(values) // _WEIGHTS))
-        raw = (values[::step].contiguous() if step > 1 else values).view(torch.uint8)
-        start = self._sizes[raw.device]
-        self._rows[raw.device].append(raw)
-        self._sizes[raw.device] += len(raw)
-        self._found.setdefault(part.key, []).append((raw.device, slice(start, start + len(raw))))
+    def add(self, part: _Part, raw: Tensor, width: int) -> None:
+        step = -(-raw.numel() // (_WEIGHTS * width))
+        if step > 1:
+            raw = raw.view(-1, width)[::step].flatten()
+        start, device = self._sizes[raw.device], raw.device
+        self._sizes[device] += raw.numel()
+        self._rows[device].append(raw)
+        self._found.setdefault(part.key, []).append((device, slice(start, self._sizes[device])))
         self._shapes[part.key] = part.shape
 
     def sent(self) -> Callable[[], str]:
@@ -164,18 +166,20 @@ class _EveryByte:
         self._waiting: list[Tensor] = []  # small ones, that are mixed at once
         self._size = 0  # in bytes
 
-    def add(self, part: _Part, values: Tensor) -> None:
+    def add(self, part: _Part, raw: Tensor) -> None:
         what = f"{part.name} {part.tensor.dtype} {tuple(part.tensor.shape)}\n"
         self._digest.update(what.encode())
-        raw = values.view(torch.uint8)
-        most = _ON_CPU if raw.device.type == "cpu" else _ELSEWHERE
-        for piece in raw.split(most) if len(raw) > most else [raw] if len(raw) else []:
-            elsewhere = self._waiting and piece.device != self._waiting[0].device
-            if elsewhere or self._size + len(piece) > most:
+        size, device = raw.numel(), raw.device
+        most = _ON_CPU if device.type == "cpu" else _ELSEWHERE
+        if self._size + size > most or (self._waiting and device != self._waiting[0].device):
+            self._mix()
+        for piece in raw.split(most) if size > most else [raw] if size else []:
+            if short := -piece.numel() % 8:
+                piece = F.pad(piece, (0, short))
+            self._waiting.append(piece)
+            self._size += piece.numel()
+            if size > most:
                 self._mix()
-            whole_words = F.pad(piece, (0, -len(piece) % 8)) if len(piece) % 8 else piece
-            self._waiting.append(whole_words)
-            self._size += len(whole_words)
 
     def _mix(self) -> None:
         """Add up the words of all that waits; a lone piece is read where it lies, if it can be."""
