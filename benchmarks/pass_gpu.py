@@ -262,7 +262,7 @@ def hashes(name: str, options: argparse.Namespace) -> dict[str, Any]:
     def unhashed() -> None:
         with (
             mock.patch.object(pass_sums, "SeenSamples", Unseen),
-            mock.patch.object(one_pass, "both", lambda _: lambda: ("0" * 16, "0" * 16)),
+            mock.patch.object(one_pass, "both", return_value=lambda: ("0" * 16, "0" * 16)),
         ):
             recording()
 
