@@ -336,6 +336,33 @@ def test_a_layer_that_runs_only_on_some_batches_is_named():
         rs.record(networks.seeded(Sometimes), VECTORS.float().repeat(8, 1), layers="rare")
 
 
+def test_a_layer_is_left_out_from_the_first_batch_on_or_not_at_all():
+    model, found = networks.seeded(networks.MLP).double(), []
+
+    def run():
+        return model(VECTORS)
+
+    def consume(i, features, grads):
+        found.append(i)
+
+    def narrow(x):  # the rows of the second layer alone
+        return x if x.shape[1] == second else None
+
+    with untouched(model):
+        calls, _ = trace(model, run)
+        taps = select(model, "auto", calls)
+        second = next(call.shape[1] for call in calls if call.name == taps[-1].name)
+        with Capture(model, taps, gradients=False, may_drop=True) as captured:
+            captured.run(run, None, 5, consume, narrow)
+            assert captured.dropped == set(range(len(taps))) - set(found)
+            assert captured.dropped
+            captured.run(run, None, 5, consume, narrow)
+        with Capture(model, taps, gradients=False, may_drop=True) as captured:
+            captured.run(run, None, 5, consume)
+            with pytest.raises(LayerError, match="expected one row for each position"):
+                captured.run(run, None, 5, consume, narrow)
+
+
 # -- callers and wrappers ------------------------------------------------------------------------
 
 
