@@ -23,6 +23,16 @@ def test_weights():
     assert base != of_weights(net)
 
 
+def test_the_quick_hash_is_of_evenly_spaced_values_by_name():
+    """As files of format 1 have it."""
+    big, small = numbers(40, 2500).double(), numbers(3).half()
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(b"a (3,)" + small.numpy().tobytes())
+    digest.update(b"b (40, 2500)" + big.flatten()[::25].numpy().tobytes())
+    assert of_weights(Holding(b=big, a=small)) == digest.hexdigest()
+    assert of_weights(Holding(b=big.T.contiguous().T, a=small)) == digest.hexdigest()
+
+
 def test_both_together_are_those_of_each_alone():
     net = networks.seeded(networks.ResNet)
     assert weight_hash.both(net)() == (of_weights(net), of_all_weights(net))
@@ -116,6 +126,21 @@ def test_it_does_not_depend_on_how_much_is_mixed_at_a_time(parts, monkeypatch):
     whole = of_all_weights(net)
     monkeypatch.setattr(weight_hash, "_ON_CPU", parts)
     assert of_all_weights(net) == whole
+
+
+def test_no_more_than_that_is_copied_at_a_time(monkeypatch):
+    sizes, mixed_sum = [], weight_hash.mixed_sum
+
+    def noted(words, place):
+        sizes.append(words.nbytes)
+        return mixed_sum(words, place)
+
+    monkeypatch.setattr(weight_hash, "mixed_sum", noted)
+    monkeypatch.setattr(weight_hash, "_ON_CPU", 4096)
+    of_all_weights(Holding(a=numbers(700), b=numbers(5000), c=numbers(300), d=numbers(3)))
+    assert sum(sizes) == 4 * (700 + 5000 + 300 + 3) + 4
+    assert len(sizes) == 7
+    assert max(sizes) == 4096
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
@@ -223,6 +248,8 @@ def test_weights_made_of_several_tensors_count_with_all_of_them():
     found = [of_one(Scaled(values, torch.tensor(scale))) for values, scale in pairs]
     assert found[0] == found[3]
     assert len(set(found)) == 3
+    learnt = Scaled(x, torch.tensor(1.0, requires_grad=True))
+    assert weight_hash.both(Holding(w=learnt))()[1] == found[0]
     sparse = torch.tensor([0.0, 2.0, 0.0]).to_sparse()
     assert of_one(sparse) != of_one(2 * sparse)
 

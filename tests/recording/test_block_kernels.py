@@ -166,7 +166,9 @@ def test_layers_are_packed_together_as_they_are_alone(at_once, monkeypatch):
 
 
 @pytest.mark.parametrize("ratio", [0, 1, 3, 100])
-@pytest.mark.parametrize("options", [{"batch_size": 100}, {"batch_size": 400}, {}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 100}, {"batch_size": 400}, {"batch_size": 2000}], ids=str
+)
 def test_a_mean_that_is_judged_late_is_taken_off_alike(ratio, options, monkeypatch):
     """As on a GPU, which is not waited for after the first batch."""
     generator = np.random.default_rng(0)

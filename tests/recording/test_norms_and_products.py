@@ -36,6 +36,13 @@ def test_only_so_many_norms_are_kept(monkeypatch):
     assert torch.equal(merged["features"].features.norms, whole["features"].features.norms)
 
 
+def test_a_place_whose_norm_was_not_kept_is_empty():
+    moments = NormsAndProducts()
+    moments.add([("features", 0)], torch.tensor([[4.0, 9.0]]), None)
+    found = moments.send(np.array([1, 0, 2]))()[0].norms["features"]
+    torch.testing.assert_close(found, torch.tensor([9.0, 4.0]))
+
+
 @pytest.mark.parametrize("held", [1, 3, 32])
 def test_sums_of_layers_are_those_of_plain_loops(held, monkeypatch):
     """However many batches wait, and of layers whose numbers leave one out."""

@@ -62,9 +62,8 @@ def both(model: nn.Module) -> Callable[[], tuple[str, str]]:
 class _Part(NamedTuple):
     """A weight, or one of the tensors that it is made of."""
 
-    key: str  # of the weight, in the model's state
-    shape: tuple[int, ...]  # of the weight
-    name: str  # of this tensor, without what torch.compile adds
+    weight: str  # name and shape of the weight
+    name: str  # of this tensor
     tensor: Tensor
     read: Read | None  # where its values are kept elsewhere
 
@@ -86,12 +85,13 @@ class _Part(NamedTuple):
 
 
 def _parts_of(model: nn.Module) -> list[_Part]:
-    """All that a model's weights are made of, in the order of their plain names."""
+    """All that a model's weights are made of, by name without what torch.compile adds to it."""
     elsewhere = {plain_name(key): read for key, read in readers(model).items()}
-    found = {plain_name(key): (key, weight) for key, weight in _state(model).items()}
+    found = {plain_name(key): weight for key, weight in _state(model).items()}
+    weights = ((name, found[name]) for name in sorted(found))
     return [
-        _Part(key, tuple(weight.shape), inner, tensor, elsewhere.get(inner))
-        for name, (key, weight) in sorted(found.items(), key=lambda item: item[0])
+        _Part(f"{name} {tuple(weight.shape)}", inner, tensor, elsewhere.get(inner))
+        for name, weight in weights
         if isinstance(weight, Tensor)
         for inner, tensor in _tensors(name, weight)
     ]
@@ -128,7 +128,6 @@ class _SomeBytes:
         self._rows: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
         self._sizes: Counter[torch.device] = Counter()  # in bytes
         self._found: dict[str, list[tuple[torch.device, slice]]] = {}  # of a weight, in those rows
-        self._shapes: dict[str, tuple[int, ...]] = {}
 
     def add(self, part: _Part, raw: Tensor, width: int) -> None:
         step = -(-raw.numel() // (_WEIGHTS * width))
@@ -137,8 +136,7 @@ class _SomeBytes:
         start, device = self._sizes[raw.device], raw.device
         self._sizes[device] += raw.numel()
         self._rows[device].append(raw)
-        self._found.setdefault(part.key, []).append((device, slice(start, self._sizes[device])))
-        self._shapes[part.key] = part.shape
+        self._found.setdefault(part.weight, []).append((device, slice(start, self._sizes[device])))
 
     def sent(self) -> Callable[[], str]:
         """Send it to the host; the function returned waits for it and gives the digest."""
@@ -147,8 +145,8 @@ class _SomeBytes:
         def digest() -> str:
             rows = dict(zip(self._rows, (row.numpy().data for row in arrive()), strict=True))
             out = hashlib.blake2b(digest_size=8)
-            for key, places in sorted(self._found.items(), key=lambda item: item[0]):
-                out.update(f"{plain_name(key)} {self._shapes[key]}".encode())
+            for weight, places in self._found.items():
+                out.update(weight.encode())
                 for device, place in places:
                     out.update(rows[device][place])
             return out.hexdigest()
@@ -189,7 +187,7 @@ class _EveryByte:
         words = (self._waiting[0] if alone else torch.cat(self._waiting)).view(torch.int64)
         total = self._sums.get(words.device, 0)
         self._sums[words.device] = total + mixed_sum(words, self._place)
-        self._place += len(words)
+        self._place += words.numel()
         self._waiting, self._size = [], 0
 
     def sent(self) -> Callable[[], str]:
