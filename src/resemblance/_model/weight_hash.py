@@ -118,7 +118,7 @@ def _tensors(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
         for inner in weight.__tensor_flatten__()[0]:
             yield from _tensors(f"{name}.{inner}", getattr(weight, inner))
     else:
-        yield name, weight.detach() if weight.requires_grad else weight
+        yield name, weight
 
 
 class _SomeBytes:
