@@ -59,5 +59,6 @@ def test_sums_of_layers_are_those_of_plain_loops(held, monkeypatch):
         traces = {"features": float(f.sum()), "gradients": float(g.sum())}
         assert found[i].traces == pytest.approx(traces)
         torch.testing.assert_close(found[i].norms["gradients"], values[2 + at])
+        assert found[i].norms["gradients"].untyped_storage().nbytes() == 4 * 50  # and no more
         expected = [float(x) for x in (f @ g, fg.sum(), (fg**2).sum(), (fg**4).sum())]
         assert list(asdict(found[i].products).values()) == pytest.approx(expected)

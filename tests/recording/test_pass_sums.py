@@ -224,3 +224,13 @@ def test_samples_that_are_still_on_their_way_as_a_pass_ends_are_counted_in(monke
     late = rs.record(mlp(), VECTORS, block=8)
     assert late.data == base.data
     assert late.block_hashes == base.block_hashes
+
+
+@pytest.mark.parametrize("options", [{}, {"blocks": 3, "block": 8}], ids=["whole", "cut"])
+def test_what_a_recording_keeps_is_in_memory_of_its_own(options):
+    """A view would keep, and copy or pickle, all that it is a view of."""
+    rep = rs.record(networks.seeded(networks.ResNet), IMAGES, elementwise=True, **options)
+    for layer in rep:
+        for name, x in stored.tensors(layer).items():
+            if not name.endswith("signs"):  # which all layers share
+                assert x.untyped_storage().nbytes() == x.nbytes, (layer.name, name)

@@ -78,7 +78,9 @@ class NormsAndProducts:
         self.settle()
         names = list(self._sums)
         norms = _in_places(self._norms.whole(), places)
-        arrived = sent_home([*self._sums.values(), *norms])
+        # on the host each in memory of its own, as it is once it has come there from a GPU
+        apart = norms if norms.is_cuda else [row.clone() for row in norms]
+        arrived = sent_home([*self._sums.values(), *apart])
 
         def result() -> dict[int, OfLayer]:
             here = arrived()
