@@ -1,4 +1,4 @@
-"""A zoo in Lance tables: damage, copies, and the index of a large one.
+"""A zoo in Lance tables: damage, and copies.
 
 What zoos of both kinds must do is in test_collection.
 """
@@ -15,10 +15,9 @@ import pytest
 
 import resemblance as rs
 from resemblance.errors import DataError, FormatError
-from resemblance.zoo import lance_store
+from resemblance.zoo import lance_rows, lance_store
 from resemblance.zoo.entry import described
-from resemblance.zoo.kernel_signature import DEPTHS, WIDTH
-from resemblance.zoo.store import Newcomer, exactly_nearest
+from resemblance.zoo.store import Newcomer
 from zoo_workers import tiny
 
 pytest.importorskip("lancedb")
@@ -100,7 +99,7 @@ def test_a_file_that_lance_cannot_read_stops_its_table_and_is_told(zoo, folder):
 
 def test_what_an_entry_says_is_compared_with_its_layers(zoo):
     (copy,) = zoo.store._copies()[zoo.entry("net 0").id]
-    facts = lance_store._facts(dataclasses.replace(copy.entry, samples=33))
+    facts = lance_rows.facts(dataclasses.replace(copy.entry, samples=33))
     zoo.store._tables.update("entries", "true", {"facts": facts})
     (damage,) = zoo.verify()
     assert (damage.state, damage.words[:24]) == ("damaged", "the entry says something")
@@ -127,7 +126,7 @@ def test_two_copies_are_one_entry(zoo):
     id = zoo.entry("net 0").id
     later = dataclasses.replace(REP, made=dataclasses.replace(REP.made, date="2031-01-01"))
     entry = described(later, tags=(), size=0, trained_on=None)
-    zoo.store._write({lance_store._new_name(): Newcomer(entry, later, {})})
+    zoo.store._write({lance_rows.new_name(): Newcomer(entry, later, {})})
     assert len(zoo.store._copies([id])[id]) == 2
     assert [x.id for x in zoo] == [id]
     assert len(zoo) == 1
@@ -143,7 +142,7 @@ def test_two_copies_are_one_entry(zoo):
 
 
 def test_leftovers_are_swept_when_they_are_old(zoo, monkeypatch):
-    for name in (f"{1:016x}{'0' * 16}", lance_store._new_name()):
+    for name in (f"{1:016x}{'0' * 16}", lance_rows.new_name()):
         zoo.store._tables.add("layers", {"copy": [name], "position": [0], "content": [b"x"]})
     assert states(zoo, sweep=True) == ["leftover"] * 2
     assert states(zoo) == ["leftover"]  # which may be on its way
@@ -168,49 +167,6 @@ def test_places_that_cannot_be_a_zoo(tmp_path):
     ]:
         with pytest.raises(DataError, match=message):
             rs.Zoo(f"lance:{place}")
-
-
-# -- search ---------------------------------------------------------------------------------------
-
-
-def made_up_zoo(folder, count, vectors):
-    """Entries with signatures that are given, without recordings worth reading."""
-    zoo = rs.Zoo(f"lance:{folder}")
-    entry = described(REP, tags=(), size=0, trained_on=None)
-    news = {
-        f"{i:032x}": Newcomer(
-            dataclasses.replace(entry, id=f"{i:064x}"), REP, {"features": vectors[i]}
-        )
-        for i in range(count)
-    }
-    zoo.store._write(news)
-    return zoo, entry.group
-
-
-def test_the_nearest_by_an_index_are_nearly_those_of_an_exact_search(tmp_path):
-    rng = np.random.default_rng(0)
-    centres = rng.normal(size=(20, DEPTHS * WIDTH))
-    vectors = centres[np.arange(400) % 20] + rng.normal(size=(400, DEPTHS * WIDTH))
-    vectors = vectors.astype(np.float16)
-    zoo, group = made_up_zoo(tmp_path / "zoo", 400, vectors)
-    store = zoo.store
-    ids = [f"{i:064x}" for i in range(400)]
-    exact = exactly_nearest([(ids, vectors)], vectors[3], 20)
-    assert store.nearest(group, "features", vectors[3], 20) == exact
-    assert not store._indexed("features")
-    store.index(at_least=1000)
-    assert not store._indexed("features")
-    store.index(at_least=300)
-    assert store._indexed("features")
-    assert not store._indexed("gradients")
-    found = store.nearest(group, "features", vectors[3], 20)
-    assert found[0] == exact[0]
-    assert len({id for id, _ in found} & {id for id, _ in exact}) >= 16
-    cosines = dict(exactly_nearest([(ids, vectors)], vectors[3], 400))
-    assert all(cosine == pytest.approx(cosines[id], abs=1e-6) for id, cosine in found)
-    assert store.nearest("0" * 16, "features", vectors[3], 5) == []
-    assert store.nearest(group, "gradients", vectors[3], 5) == []
-    assert store.nearest(group, "another", vectors[3], 5) == []
 
 
 def test_no_file_of_the_temporary_folder_stays(zoo, tmp_path, monkeypatch):

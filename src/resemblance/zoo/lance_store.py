@@ -1,9 +1,5 @@
 """A zoo in Lance tables: a folder or an object store that many machines can reach.
 
-    layers     a layer of a recording a row, as a file of its own
-    tags       a tag of an entry a row
-    entries    an entry a row: what is known of it, hashes of its layers, its signatures
-
 What one `put` wrote goes by a *copy*, a name of its own, and its row in `entries` comes last: rows
 of other tables whose copy is not there are what a writer that died left. Lance has no lock for
 "only if it is not there", so two writers may add the same recording at once: then there are two
@@ -12,44 +8,38 @@ copies, which are told as one entry.
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import json
-import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ..errors import DataError, FormatError, first_line, optional
+from ..errors import DataError, FormatError, first_line
 from ..representation.file_format import positions
 from ..representation.representation import Representation
 from .entry import Entry, is_beginning, told_by
-from .kernel_signature import DEPTHS, SEARCHED, WIDTH
+from .lance_rows import (
+    NOTHING,
+    Copy,
+    checked,
+    entry_of,
+    facts,
+    new_name,
+    of_entries,
+    of_layers,
+    of_tags,
+    schemas,
+)
+from .lance_signatures import Signatures
 from .lance_tables import Tables, one_of
 from .recording_parts import Parts, put_together, taken_apart
-from .store import AT_ONCE, Damage, Layers, Newcomer, State, exactly_nearest
+from .store import Damage, Layers, Newcomer, State
 
 _YOUNG = 3600.0  # seconds within which a copy without an entry may be on its way
-_LARGE = 100_000  # entries, from which on an index that approximates is made and asked
 _AT_ONCE = 500  # names in one condition
 _MOST = 64_000_000  # bytes of recordings in memory at a time, unless one is larger
 _SHARES = {"layers": 16, "tags": 256, "entries": 64}  # joining writes a table anew: see Tables
-_NOTHING = hashlib.sha256(b"").hexdigest()
-_SIGNATURE = "signature_"  # the beginning of a column's name
-
-
-@dataclass(frozen=True)
-class _Copy:
-    """What one `put` wrote of a recording."""
-
-    name: str  # when, then at random: sorted, the latest is last
-    entry: Entry  # without its tags, which are in a table of their own
-    parts: tuple[str, ...]  # hashes of its layers
-    shared: str  # hash of what layers share
 
 
 class LanceStore:
@@ -67,7 +57,8 @@ class LanceStore:
         missing = DataError(f"no zoo at {self.where}; expected one that `zoo add` made")
         if local and not create and not Path(place, "entries.lance").exists():
             raise missing  # before a folder is made
-        self._tables = Tables(place, self.where, _schemas, _SHARES)
+        self._tables = Tables(place, self.where, schemas, _SHARES)
+        self._signatures = Signatures(self._tables)
         if not create and self._tables.table("entries") is None:
             raise missing
 
@@ -81,18 +72,19 @@ class LanceStore:
         for new in several:
             known = whole.get(new.entry.id) or []
             if not known:
-                fresh.setdefault(new.entry.id, (_new_name(), new))
+                fresh.setdefault(new.entry.id, (new_name(), new))
             name = known[-1].name if known else fresh[new.entry.id][0]
             tags += [(name, tag) for tag in new.entry.tags]
             for copy in known:
                 self._link(copy, new.entry.trained_on)
-        self._tables.add("tags", _tag_columns(tags))
+        self._tables.add("tags", of_tags(tags))
         if fresh:
             self._write(dict(fresh.values()))
         for id, (name, _) in fresh.items():
             self._replace(there.get(id, []), name)
-        if "entries" in self._tables.join_now_and_then() and not self._indexed("features"):
-            self.index()
+        joined = self._tables.join_now_and_then()
+        if "entries" in joined and not self._signatures.indexed("features"):
+            self._signatures.index()
         found = {entry.id: entry for entry in self._entries(new.entry.id for new in several)}
         return [found.get(new.entry.id, new.entry) for new in several]
 
@@ -103,7 +95,7 @@ class LanceStore:
         gone, more = list(remove), list(add)
         if gone:
             self._tables.delete("tags", f"{one_of('copy', copies)} AND {one_of('tag', gone)}")
-        self._tables.add("tags", _tag_columns([(copies[-1], tag) for tag in more]))
+        self._tables.add("tags", of_tags([(copies[-1], tag) for tag in more]))
         return self.find(id)
 
     def drop(self, id: str) -> Entry | None:
@@ -118,8 +110,8 @@ class LanceStore:
     def _write(self, fresh: Mapping[str, Newcomer]) -> None:
         """Write copies of recordings by their names, entries last."""
         parts = {name: taken_apart(new.rep) for name, new in fresh.items()}
-        self._tables.add("layers", _layer_columns(parts))
-        self._tables.add("entries", _entry_columns(fresh, parts))
+        self._tables.add("layers", of_layers(parts))
+        self._tables.add("entries", of_entries(fresh, parts))
 
     def _forget(self, copies: Sequence[str]) -> None:
         """Remove copies: their entries first, so that nobody is led to what is being removed."""
@@ -127,18 +119,18 @@ class LanceStore:
             for table in ("entries", "tags", "layers"):
                 self._tables.delete(table, one_of("copy", copies[i : i + _AT_ONCE]))
 
-    def _replace(self, damaged: Sequence[_Copy], name: str) -> None:
+    def _replace(self, damaged: Sequence[Copy], name: str) -> None:
         """Hand on the tags of damaged copies to a whole one, and remove them."""
         if damaged:
             tags = set().union(*self._tags([copy.name for copy in damaged]).values())
-            self._tables.add("tags", _tag_columns([(name, tag) for tag in sorted(tags)]))
+            self._tables.add("tags", of_tags([(name, tag) for tag in sorted(tags)]))
             self._forget([copy.name for copy in damaged])
 
-    def _link(self, copy: _Copy, trained_on: str | None) -> None:
+    def _link(self, copy: Copy, trained_on: str | None) -> None:
         """Write down what an entry's network was trained on, if that is news."""
         if trained_on not in (None, copy.entry.trained_on):
-            facts = _facts(replace(copy.entry, trained_on=trained_on))
-            self._tables.update("entries", one_of("copy", [copy.name]), {"facts": facts})
+            known = facts(replace(copy.entry, trained_on=trained_on))
+            self._tables.update("entries", one_of("copy", [copy.name]), {"facts": known})
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -171,23 +163,7 @@ class LanceStore:
     def signatures(
         self, group: str, kernel: str, *, among: Sequence[str] | None = None
     ) -> Iterator[tuple[list[str], np.ndarray]]:
-        table = self._tables.table("entries")
-        if table is None or kernel not in SEARCHED:
-            return
-        wanted = None if among is None else set(among)
-        seen: set[str] = set()
-        column = f"{_SIGNATURE}{kernel}"
-        asked = table.search().where(f"{one_of('grp', [group])} AND {column} IS NOT NULL")
-        with self._tables.told():
-            batches = asked.select(["id", column]).to_batches(AT_ONCE)
-            for batch in batches:
-                ids = batch.column("id").to_pylist()
-                flat = batch.column(column).flatten().to_numpy(zero_copy_only=False)
-                first = {id: i for i, id in reversed(list(enumerate(ids))) if id not in seen}
-                seen.update(first)
-                keep = sorted(i for id, i in first.items() if wanted is None or id in wanted)
-                if keep:
-                    yield [ids[i] for i in keep], flat.reshape(len(ids), -1)[keep]
+        return self._signatures.of(group, kernel, among=among)
 
     def nearest(
         self,
@@ -198,11 +174,9 @@ class LanceStore:
         *,
         among: Sequence[str] | None = None,
     ) -> list[tuple[str, float]]:
-        if among is None and self._indexed(kernel):
-            return self._nearly_nearest(group, kernel, signature, limit)
-        return exactly_nearest(self.signatures(group, kernel, among=among), signature, limit)
+        return self._signatures.nearest(group, kernel, signature, limit, among=among)
 
-    def _loaded(self, copy: _Copy, layers: Layers) -> Representation:
+    def _loaded(self, copy: Copy, layers: Layers) -> Representation:
         """A recording or some layers of it, whose bytes are those that were added."""
         wanted = positions(copy.entry.layers, layers)
         try:
@@ -214,20 +188,20 @@ class LanceStore:
                 "entry"
             ) from error
 
-    def _parts(self, copy: _Copy, wanted: Sequence[int]) -> Parts:
+    def _parts(self, copy: Copy, wanted: Sequence[int]) -> Parts:
         """Some parts of a copy, or an error if they are not what was added."""
         at = f"{one_of('copy', [copy.name])} AND position IN ({', '.join(map(str, wanted))})"
         rows = self._tables.rows("layers", ["position", "content"], at)
-        shared = b"" if copy.shared == _NOTHING else self._shared([copy]).get(copy.name)
-        return _checked(copy, wanted, {row["position"]: row["content"] for row in rows}, shared)
+        shared = b"" if copy.shared == NOTHING else self._shared([copy]).get(copy.name)
+        return checked(copy, wanted, {row["position"]: row["content"] for row in rows}, shared)
 
-    def _shared(self, copies: Sequence[_Copy]) -> dict[str, bytes]:
+    def _shared(self, copies: Sequence[Copy]) -> dict[str, bytes]:
         """What layers of copies share."""
         where = one_of("copy", [copy.name for copy in copies])
         rows = self._tables.rows("entries", ["copy", "shared"], where)
         return {row["copy"]: row["shared"] for row in rows}
 
-    def _intact(self, copy: _Copy) -> bool:
+    def _intact(self, copy: Copy) -> bool:
         try:
             self._parts(copy, range(len(copy.entry.layers)))
         except FormatError:
@@ -248,18 +222,16 @@ class LanceStore:
 
     def _copies(
         self, ids: Iterable[str] | None = None, where: str | None = None
-    ) -> dict[str, list[_Copy]]:
+    ) -> dict[str, list[Copy]]:
         """Copies by the id of their entry, the first to come first."""
         condition = where if ids is None else one_of("id", sorted(set(ids)))
         columns = ["copy", "facts", "parts", "shared_hash"]
         rows = self._tables.rows("entries", columns, condition)
-        out: dict[str, list[_Copy]] = {}
+        out: dict[str, list[Copy]] = {}
         for row in sorted(rows, key=lambda row: row["copy"]):
-            entry = Entry.from_dict({**json.loads(row["facts"]), "tags": []})
-            parts = tuple(row["parts"].split())
-            out.setdefault(entry.id, []).append(
-                _Copy(row["copy"], entry, parts, row["shared_hash"])
-            )
+            entry, parts = entry_of(row["facts"]), tuple(row["parts"].split())
+            copy = Copy(row["copy"], entry, parts, row["shared_hash"])
+            out.setdefault(entry.id, []).append(copy)
         return out
 
     def _tags(self, copies: Sequence[str] | None) -> dict[str, set[str]]:
@@ -268,53 +240,6 @@ class LanceStore:
         for row in self._tables.rows("tags", ["copy", "tag"], where):
             out.setdefault(row["copy"], set()).add(row["tag"])
         return out
-
-    # -- an index that approximates, for large zoos ---------------------------------------------
-
-    def _indexed(self, kernel: str) -> bool:
-        """Whether there are so many signatures that an index was made of them."""
-        table = self._tables.table("entries")
-        if table is None or kernel not in SEARCHED:
-            return False
-        with self._tables.told():
-            return any(f"{_SIGNATURE}{kernel}" in x.columns for x in table.list_indices())
-
-    def _nearly_nearest(
-        self, group: str, kernel: str, signature: np.ndarray, limit: int
-    ) -> list[tuple[str, float]]:
-        """What the index finds, told by exact cosines."""
-        column = f"{_SIGNATURE}{kernel}"
-        asked = np.asarray(signature, np.float16).ravel()
-        with self._tables.told():
-            found = (
-                self._tables.table("entries")
-                .search(asked, vector_column_name=column)
-                .distance_type("cosine")
-                .where(one_of("grp", [group]), prefilter=True)
-                .nprobes(64)
-                .refine_factor(4)
-                .limit(2 * limit)
-                .select(["id", column])
-                .to_arrow()
-            )
-        ids = found.column("id").to_pylist()
-        flat = found.column(column).combine_chunks().flatten().to_numpy(zero_copy_only=False)
-        first = [i for i, id in enumerate(ids) if ids.index(id) == i]
-        rows = flat.reshape(len(ids), -1)[first] if ids else np.zeros((0, len(asked)), np.float16)
-        return exactly_nearest([([ids[i] for i in first], rows)], asked, limit)
-
-    def index(self, *, at_least: int = _LARGE) -> None:
-        """Make an index of the signatures of each kernel that so many entries have.
-
-        Joining the files of the table brings it up to date, and until then what is not in it is
-        looked at as well.
-        """
-        table = self._tables.table("entries")
-        for kernel in SEARCHED if table is not None else ():
-            column = f"{_SIGNATURE}{kernel}"
-            with self._tables.told():
-                if table.count_rows(f"{column} IS NOT NULL") >= at_least:
-                    _make_index(table, column)
 
     # -- damage ---------------------------------------------------------------------------------
 
@@ -337,7 +262,7 @@ class LanceStore:
             self._forget([name for name in dead if name < old])
         return found
 
-    def _of_copies(self, copies: Sequence[_Copy]) -> list[Damage]:
+    def _of_copies(self, copies: Sequence[Copy]) -> list[Damage]:
         """What is wrong with copies, unless they were removed meanwhile."""
         files: dict[str, dict[int, bytes]] = {copy.name: {} for copy in copies}
         why: dict[str, str] = {}
@@ -351,7 +276,7 @@ class LanceStore:
         for copy in copies if not why else ():
             try:
                 every = range(len(copy.entry.layers))
-                parts = _checked(copy, every, files[copy.name], shared.get(copy.name))
+                parts = checked(copy, every, files[copy.name], shared.get(copy.name))
                 if not told_by(copy.entry, put_together(parts, copy.entry.classes)):
                     why[copy.name] = "the entry says something else of it than its layers"
             except Exception as error:  # whatever bytes that are not what was added lead to
@@ -366,22 +291,9 @@ class LanceStore:
         ]
 
 
-def _checked(
-    copy: _Copy, wanted: Sequence[int], files: Mapping[int, bytes], shared: bytes | None
-) -> Parts:
-    """Parts of a copy, or an error if they are not what was added."""
-    missing = [copy.entry.layers[i] for i in wanted if i not in files]
-    if missing or shared is None:
-        raise FormatError(f"{', '.join(missing[:3]) or 'its own row'} is missing")
-    found = [*(files[i] for i in wanted), shared]
-    if [_hash(text) for text in found] != [*(copy.parts[i] for i in wanted), copy.shared]:
-        raise FormatError("its bytes are not those that were added")
-    return Parts(tuple(found[:-1]), shared)
-
-
-def _in_runs(copies: Sequence[_Copy]) -> Iterator[list[_Copy]]:
+def _in_runs(copies: Sequence[Copy]) -> Iterator[list[Copy]]:
     """Copies in runs that fit into memory, and into a condition."""
-    run: list[_Copy] = []
+    run: list[Copy] = []
     size = 0
     for copy in copies:
         if run and (size + copy.entry.size > _MOST or len(run) == _AT_ONCE):
@@ -395,74 +307,3 @@ def _in_runs(copies: Sequence[_Copy]) -> Iterator[list[_Copy]]:
 
 def _state(why: str) -> State:
     return "missing" if why.endswith("is missing") else "damaged"
-
-
-def _make_index(table: Any, column: str) -> None:
-    parts = DEPTHS * WIDTH // 16  # of which each is coded in a byte
-    if "config" not in inspect.signature(table.create_index).parameters:  # an older LanceDB
-        table.create_index("cosine", num_sub_vectors=parts, vector_column_name=column)
-        return
-    made = optional("lancedb.index", "LanceDB", "lance").IvfPq
-    table.create_index(column, config=made(distance_type="cosine", num_sub_vectors=parts))
-
-
-def _schemas() -> dict[str, Any]:
-    pa = optional("pyarrow", "pyarrow", "lance")
-    text, blob = pa.string(), pa.large_binary()
-    vector = pa.list_(pa.float16(), DEPTHS * WIDTH)
-    words = ("copy", "id", "name", "grp", "facts", "parts", "shared_hash")
-    entries = dict.fromkeys(words, text) | {"shared": blob}
-    return {
-        "layers": pa.schema({"copy": text, "position": pa.int32(), "content": blob}),
-        "tags": pa.schema({"copy": text, "tag": text}),
-        "entries": pa.schema(entries | {f"{_SIGNATURE}{kernel}": vector for kernel in SEARCHED}),
-    }
-
-
-def _tag_columns(tags: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    return {"copy": [copy for copy, _ in tags], "tag": [tag for _, tag in tags]}
-
-
-def _layer_columns(parts: Mapping[str, Parts]) -> dict[str, Any]:
-    rows = [(name, i, x) for name, part in parts.items() for i, x in enumerate(part.layers)]
-    return {key: [row[k] for row in rows] for k, key in enumerate(("copy", "position", "content"))}
-
-
-def _entry_columns(fresh: Mapping[str, Newcomer], parts: Mapping[str, Parts]) -> dict[str, Any]:
-    entries = {name: replace(new.entry, size=parts[name].size) for name, new in fresh.items()}
-    columns: dict[str, Any] = {
-        "copy": list(fresh),
-        "id": [entry.id for entry in entries.values()],
-        "name": [entry.name for entry in entries.values()],
-        "grp": [entry.group for entry in entries.values()],
-        "facts": [_facts(entry) for entry in entries.values()],
-        "parts": [" ".join(map(_hash, parts[name].layers)) for name in fresh],
-        "shared_hash": [_hash(parts[name].shared) for name in fresh],
-        "shared": [parts[name].shared for name in fresh],
-    }
-    every = [new.signatures for new in fresh.values()]
-    return columns | {f"{_SIGNATURE}{k}": _vectors([x.get(k) for x in every]) for k in SEARCHED}
-
-
-def _vectors(rows: Sequence[np.ndarray | None]) -> Any:
-    """Signatures as one column, without those that are not there."""
-    pa = optional("pyarrow", "pyarrow", "lance")
-    nothing = np.zeros(DEPTHS * WIDTH, np.float16)
-    joined = [nothing if x is None else np.asarray(x, np.float16).ravel() for x in rows]
-    flat = pa.array(np.concatenate([*joined, nothing[:0]]))
-    missing = pa.array([x is None for x in rows])
-    return pa.FixedSizeListArray.from_arrays(flat, DEPTHS * WIDTH, mask=missing)
-
-
-def _facts(entry: Entry) -> str:
-    facts = entry.to_dict()
-    del facts["tags"]
-    return json.dumps(facts)
-
-
-def _new_name() -> str:
-    return f"{time.time_ns():016x}{secrets.token_hex(8)}"
-
-
-def _hash(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()
