@@ -28,6 +28,16 @@ def other():
 def both():
     return {"small": small, "other": other}
 """
+NOTING = """
+from torch import nn
+
+
+class Noting(nn.Sequential):
+    def to(self, device):
+        with open("seen.txt", "a") as file:
+            file.write(f"{device} ")
+        return super().to(device)
+"""
 FEW = ("--data", "digits", "--samples", "200")
 
 
@@ -84,6 +94,14 @@ def test_a_zoo_shows_addresses_and_runs_what_is_trusted(zoo, run):
     assert status == 0
     assert {one["name"] for one in content["ranked"]} == {"small", "other"}
     assert content["left_out"] == []
+
+
+def test_every_network_is_brought_to_the_device(zoo, run):
+    (zoo / "nets.py").write_text(NOTING + NETS.replace("nn.Sequential(", "Noting("))
+    words = ("--models", "models.toml", "--trust", "nets.py:other", "--reference", "nets.py:small")
+    status, _, err = run("recommend", "zoo", *FEW, *words, "--device", "cpu")
+    assert status == 0, err
+    assert (zoo / "seen.txt").read_text().split() == ["cpu"] * 3  # two candidates, and that
 
 
 def test_numbers_as_json_and_as_a_file(nets, run):

@@ -89,8 +89,8 @@ def recommend(
         given,
         None if labels is None else _labels(labels),
         models=None if zoo is None else networks,
-        trust=_trusted(trust or [], zoo),
-        reference=_reference(reference),
+        trust=_trusted(trust or [], zoo, device),
+        reference=_reference(reference, device),
         budget=budget,
         score=score,
         layers=layer or "auto",
@@ -122,10 +122,12 @@ def _show(found: Recommendation) -> None:
         tables.tell(line)
 
 
-def _trusted(trust: list[str], zoo: str | None) -> list[str]:
+def _trusted(trust: list[str], zoo: str | None, device: str) -> dict[str, Any]:
+    from ..recommending.model_files import address_of, placed
+
     if trust and zoo is None:
         raise DataError("--trust names addresses of a zoo, and there is none; give the ZOO")
-    return trust
+    return {address: placed(address_of(address), device) for address in trust}
 
 
 def _labels(path: Path) -> Any:
@@ -155,9 +157,9 @@ def _inputs(data: Any) -> Any:
     raise DataError("--no-labels needs data of known length; leave labels out of the data instead")
 
 
-def _reference(name: str | None) -> Any:
+def _reference(name: str | None, device: str) -> Any:
     if name is None or name.endswith(".rsm"):
         return name
-    from ..recommending.model_files import address_of
+    from ..recommending.model_files import address_of, placed
 
-    return address_of(name)()
+    return placed(address_of(name), device)()

@@ -17,7 +17,7 @@ from .._model.weight_hash import of_all_weights
 from ..errors import DataError, MismatchError, nearest
 from ..zoo.collection import Zoo
 from ..zoo.entry import Entry
-from .model_files import address_of
+from .model_files import address_of, placed
 
 Network = nn.Module | Callable[[], nn.Module] | str  # itself, what makes it, or an address
 Models = Mapping[str, Network] | Callable[[Entry], "Network | None"]
@@ -46,7 +46,7 @@ class Candidate:
 
 def _made(network: Network) -> nn.Module:
     if isinstance(network, str):
-        return address_of(network)()
+        return placed(address_of(network))()
     if not isinstance(network, nn.Module) and callable(network):
         return network()
     return network
@@ -69,7 +69,10 @@ class Field:
 
 
 def gathered(zoo: Collected, models: Models | None = None, trust: Collection[str] = ()) -> Field:
-    """The candidates of a zoo, of the folder of one, or of a plain mapping of names to networks."""
+    """The candidates of a zoo, of the folder of one, or of a plain mapping of names to networks.
+
+    Where `trust` is a dict of addresses, it says what loads each.
+    """
     if isinstance(trust, str):
         trust = (trust,)
     if isinstance(zoo, Mapping):
@@ -105,7 +108,7 @@ def _of_entries(entries: Sequence[Entry], models: Models | None, trust: Collecti
             continue
         network = find(entry)
         if network is None and entry.address is not None and entry.address in trust:
-            network = entry.address
+            network = trust[entry.address] if isinstance(trust, Mapping) else entry.address
         if network is None:
             if entry.id not in references:  # which are data of others, seen by a reference model
                 left_out.append(LeftOut(entry.name, _why(entry, models)))

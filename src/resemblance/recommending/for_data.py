@@ -66,7 +66,7 @@ def recommend(
         models: which network an entry is: a dict by name or id, or a function of the `Entry` that
             gives a network or None. Entries without are left out, and the result says so.
         trust: addresses that may be loaded where `models` has no network, word by word as entries
-            show them. Nothing else in a zoo is ever run.
+            show them, on a GPU if there is one. Nothing else in a zoo is ever run.
         reference: for a first look that runs no candidate: the network by which entries are linked
             to their training data (`Zoo.add(..., trained_on=...)`), or its recording on these data.
         budget: how many candidates may be run, such as 8; or for how long, such as "10m".

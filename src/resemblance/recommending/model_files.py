@@ -34,9 +34,8 @@ _EXAMPLE = 'expected a table [models] with lines such as resnet = "timm:resnet18
 
 def networks_in(spec: str, *, device: str = "") -> dict[str, Make]:
     """What makes each network that a file names, on a device; a GPU if there is one."""
-    there = usable(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     found = _from_function(spec) if ".py:" in spec else _from_toml(Path(spec))
-    return {name: partial(_placed, make, there) for name, make in found.items()}
+    return {name: placed(make, device) for name, make in found.items()}
 
 
 def address_of(text: str) -> Make:
@@ -45,8 +44,10 @@ def address_of(text: str) -> Make:
     return partial(load_model, model, weights=weights or None)
 
 
-def _placed(make: Make, device: torch.device) -> nn.Module:
-    return make().to(device)
+def placed(make: Make, device: str = "") -> Make:
+    """What makes a network on a device, which must be there; a GPU if there is one."""
+    there = usable(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return lambda: make().to(there)
 
 
 def _from_function(spec: str) -> dict[str, Make]:
