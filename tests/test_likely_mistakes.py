@@ -327,6 +327,30 @@ def test_a_device_that_there_is_not(device, rep):
     refused(lambda: rs.compare_all([rep, rep], device=device), re.escape(repr(device)))
 
 
+@pytest.fixture
+def another_default(rep):
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.mark.usefixtures("another_default")
+def test_a_default_device_that_is_not_the_host(rep):
+    with torch.device("cpu"):
+        model = net()
+        recorded = rs.record(model, X, data_id="x")
+        arrays = rs.record_arrays(X, data_id="x")
+        assert rs.compare(arrays, recorded, kernel="features").mean()[0] > 0
+    for use in (
+        lambda: rs.record(model, X),
+        lambda: rs.record_arrays(X, data_id="x"),
+        lambda: rs.compare(recorded, rep),
+        lambda: rs.compare_all([rep, rep]),
+        lambda: rs.fisher_rao(rep),
+    ):
+        refused(use, r"torch's default device is 'meta'.*call this inside")
+
+
 @pytest.mark.parametrize("value", [None, 3, "cca"])
 @pytest.mark.parametrize("option", ["kernel", "index", "estimator"])
 def test_a_kernel_index_or_estimator_that_there_is_not(option, value, rep):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from .._data.batches import size, to_device
 from .._data.shares import Share
 from .._data.sources import Batch, BlockSize, Piece, Source, source
+from .._ops.device_choice import refuse_other_default
 from .._ops.host_memory import keep_between_batches
 from .._progress_bar import Advance
 from .._progress_bar import progress as progress_bar
@@ -138,6 +139,7 @@ def opened(
     Mode, gradients, hooks, buffers and the process's own switches are as before at the end, also
     after an error.
     """
+    refuse_other_default()
     model = runnable(model)
     device = device_of(model)
     if not (call is None or callable(call)):

@@ -1,4 +1,4 @@
-"""Where to compute: a device that the caller names and this machine has."""
+"""Where to compute: a device that the caller names and this machine has, else the host."""
 
 from __future__ import annotations
 
@@ -27,3 +27,14 @@ def usable(device: str | torch.device) -> torch.device:
             "of torch and a machine that have it"
         ) from error
     return found
+
+
+def refuse_other_default() -> None:
+    """An error where the caller has torch make tensors elsewhere than on the host."""
+    device = torch.get_default_device()
+    if device.type != "cpu":
+        raise DataError(
+            f"torch's default device is {str(device)!r}, and what is kept of a network is made on "
+            'the host; call this inside `with torch.device("cpu"):` (networks and data may stay '
+            "where they are)"
+        )

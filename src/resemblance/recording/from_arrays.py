@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._data.shares import Share
 from .._data.sources import source
+from .._ops.device_choice import refuse_other_default
 from .._whole_numbers import whole_number
 from ..errors import DataError
 from ..representation.provenance import DataInfo, Made, ModelInfo
@@ -55,6 +56,7 @@ def record_arrays(
     >>> record_arrays(x, data_id="noise").layer_names
     ['features']
     """
+    refuse_other_default()
     check_words(data_id=data_id, name=name, target=target)
     f = _by_layer(features)
     g = None if gradients is None else _by_layer(gradients)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .._ops.device_choice import refuse_other_default
 from ..errors import DataError
 from .file_format import load
 from .representation import Representation
@@ -15,6 +16,7 @@ Given = Representation | str | os.PathLike[str]
 
 def recording(given: Given) -> Representation:
     """The Representation itself, or the one in the file at a path."""
+    refuse_other_default()
     if isinstance(given, Representation):
         return given
     if isinstance(given, str | os.PathLike):
