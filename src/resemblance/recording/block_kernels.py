@@ -100,10 +100,10 @@ class BlockKernels:
         counts = [stop - start for start, stop in spans]
         open_ = self._to_judge(vectors, counts)
         late = open_ if self._device.type in _JUDGED_LATE and not self.all_wait else []
+        plain = [kind for kind in vectors if kind not in late and not self._apart.get(kind)]
         pairs: tuple[tuple[Kind, ...], ...] = (("features", "gradients"), ("elementwise",))
         for kinds in pairs if spans else ():
-            found = [kind for kind in kinds if kind in vectors and kind not in late]
-            found = [kind for kind in found if not self._apart.get(kind)]
+            found = [kind for kind in kinds if kind in plain]
             if found:
                 kernels = grams([vectors[kind] for kind in found], spans, size)
                 out.update(zip(found, kernels, strict=True))

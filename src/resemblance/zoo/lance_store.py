@@ -13,24 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from ..errors import DataError, FormatError, first_line
 from ..representation.file_format import positions
 from ..representation.representation import Representation
+from . import lance_rows
 from .entry import Entry, is_beginning, told_by
-from .lance_rows import (
-    NOTHING,
-    Copy,
-    checked,
-    entry_of,
-    facts,
-    new_name,
-    of_entries,
-    of_layers,
-    of_tags,
-    schemas,
-)
+from .lance_rows import Copy
 from .lance_signatures import Signatures
 from .lance_tables import Tables, one_of
 from .recording_parts import Parts, put_together, taken_apart
@@ -57,8 +45,9 @@ class LanceStore:
         missing = DataError(f"no zoo at {self.where}; expected one that `zoo add` made")
         if local and not create and not Path(place, "entries.lance").exists():
             raise missing  # before a folder is made
-        self._tables = Tables(place, self.where, schemas, _SHARES)
-        self._signatures = Signatures(self._tables)
+        self._tables = Tables(place, self.where, lance_rows.schemas, _SHARES)
+        self._found_by = Signatures(self._tables)
+        self.signatures, self.nearest = self._found_by.of, self._found_by.nearest
         if not create and self._tables.table("entries") is None:
             raise missing
 
@@ -72,19 +61,19 @@ class LanceStore:
         for new in several:
             known = whole.get(new.entry.id) or []
             if not known:
-                fresh.setdefault(new.entry.id, (new_name(), new))
+                fresh.setdefault(new.entry.id, (lance_rows.new_name(), new))
             name = known[-1].name if known else fresh[new.entry.id][0]
             tags += [(name, tag) for tag in new.entry.tags]
             for copy in known:
                 self._link(copy, new.entry.trained_on)
-        self._tables.add("tags", of_tags(tags))
+        self._tables.add("tags", lance_rows.of_tags(tags))
         if fresh:
             self._write(dict(fresh.values()))
         for id, (name, _) in fresh.items():
             self._replace(there.get(id, []), name)
         joined = self._tables.join_now_and_then()
-        if "entries" in joined and not self._signatures.indexed("features"):
-            self._signatures.index()
+        if "entries" in joined and not self._found_by.indexed("features"):
+            self._found_by.index()
         found = {entry.id: entry for entry in self._entries(new.entry.id for new in several)}
         return [found.get(new.entry.id, new.entry) for new in several]
 
@@ -95,7 +84,7 @@ class LanceStore:
         gone, more = list(remove), list(add)
         if gone:
             self._tables.delete("tags", f"{one_of('copy', copies)} AND {one_of('tag', gone)}")
-        self._tables.add("tags", of_tags([(copies[-1], tag) for tag in more]))
+        self._tables.add("tags", lance_rows.of_tags([(copies[-1], tag) for tag in more]))
         return self.find(id)
 
     def drop(self, id: str) -> Entry | None:
@@ -110,8 +99,8 @@ class LanceStore:
     def _write(self, fresh: Mapping[str, Newcomer]) -> None:
         """Write copies of recordings by their names, entries last."""
         parts = {name: taken_apart(new.rep) for name, new in fresh.items()}
-        self._tables.add("layers", of_layers(parts))
-        self._tables.add("entries", of_entries(fresh, parts))
+        self._tables.add("layers", lance_rows.of_layers(parts))
+        self._tables.add("entries", lance_rows.of_entries(fresh, parts))
 
     def _forget(self, copies: Sequence[str]) -> None:
         """Remove copies: their entries first, so that nobody is led to what is being removed."""
@@ -123,13 +112,13 @@ class LanceStore:
         """Hand on the tags of damaged copies to a whole one, and remove them."""
         if damaged:
             tags = set().union(*self._tags([copy.name for copy in damaged]).values())
-            self._tables.add("tags", of_tags([(name, tag) for tag in sorted(tags)]))
+            self._tables.add("tags", lance_rows.of_tags([(name, tag) for tag in sorted(tags)]))
             self._forget([copy.name for copy in damaged])
 
     def _link(self, copy: Copy, trained_on: str | None) -> None:
         """Write down what an entry's network was trained on, if that is news."""
         if trained_on not in (None, copy.entry.trained_on):
-            known = facts(replace(copy.entry, trained_on=trained_on))
+            known = lance_rows.facts(replace(copy.entry, trained_on=trained_on))
             self._tables.update("entries", one_of("copy", [copy.name]), {"facts": known})
 
     # -- reading --------------------------------------------------------------------------------
@@ -160,22 +149,6 @@ class LanceStore:
             return self.read(id, layers) if still else None
         raise failed
 
-    def signatures(
-        self, group: str, kernel: str, *, among: Sequence[str] | None = None
-    ) -> Iterator[tuple[list[str], np.ndarray]]:
-        return self._signatures.of(group, kernel, among=among)
-
-    def nearest(
-        self,
-        group: str,
-        kernel: str,
-        signature: np.ndarray,
-        limit: int,
-        *,
-        among: Sequence[str] | None = None,
-    ) -> list[tuple[str, float]]:
-        return self._signatures.nearest(group, kernel, signature, limit, among=among)
-
     def _loaded(self, copy: Copy, layers: Layers) -> Representation:
         """A recording or some layers of it, whose bytes are those that were added."""
         wanted = positions(copy.entry.layers, layers)
@@ -192,8 +165,10 @@ class LanceStore:
         """Some parts of a copy, or an error if they are not what was added."""
         at = f"{one_of('copy', [copy.name])} AND position IN ({', '.join(map(str, wanted))})"
         rows = self._tables.rows("layers", ["position", "content"], at)
-        shared = b"" if copy.shared == NOTHING else self._shared([copy]).get(copy.name)
-        return checked(copy, wanted, {row["position"]: row["content"] for row in rows}, shared)
+        shared = b"" if copy.shared == lance_rows.NOTHING else self._shared([copy]).get(copy.name)
+        return lance_rows.checked(
+            copy, wanted, {row["position"]: row["content"] for row in rows}, shared
+        )
 
     def _shared(self, copies: Sequence[Copy]) -> dict[str, bytes]:
         """What layers of copies share."""
@@ -229,7 +204,7 @@ class LanceStore:
         rows = self._tables.rows("entries", columns, condition)
         out: dict[str, list[Copy]] = {}
         for row in sorted(rows, key=lambda row: row["copy"]):
-            entry, parts = entry_of(row["facts"]), tuple(row["parts"].split())
+            entry, parts = lance_rows.entry_of(row["facts"]), tuple(row["parts"].split())
             copy = Copy(row["copy"], entry, parts, row["shared_hash"])
             out.setdefault(entry.id, []).append(copy)
         return out
@@ -276,7 +251,7 @@ class LanceStore:
         for copy in copies if not why else ():
             try:
                 every = range(len(copy.entry.layers))
-                parts = checked(copy, every, files[copy.name], shared.get(copy.name))
+                parts = lance_rows.checked(copy, every, files[copy.name], shared.get(copy.name))
                 if not told_by(copy.entry, put_together(parts, copy.entry.classes)):
                     why[copy.name] = "the entry says something else of it than its layers"
             except Exception as error:  # whatever bytes that are not what was added lead to
