@@ -205,6 +205,7 @@ def _block_sums(
     permuted = chance.Orders(-(-len(weight) // tokens), generator) if generator else None
     many = at_once(max(len(a), len(b)), device)
     both = (stacked(rep, asked.kernel, sizes, device, at_once=many, loose=loose) for rep in (a, b))
+    least = [_round_off(rep, asked, sizes).to(device) for rep in (a, b)]
     said, draws = [], []
     carried = [error_bars.Carried(), error_bars.Carried()]
     for (start, stop), *pair in zip(runs(sizes, many), *both, strict=True):
@@ -220,11 +221,7 @@ def _block_sums(
         add_up = factors(asked.index, n, a.samples, centre=asked.centre).to(device)
         parts = (sums, chance.permuted_sums(sums, n), own_sums(one), own_sums(two))
         cross, expected, *own = (torch.tensordot(add_up, x, 1) for x in parts)
-        which = slice(start, stop)
-        visible = (
-            round_off(rep, asked.kernel, which, n).to(device) / unit[:, 0] ** 2
-            for rep, unit in zip((a, b), every, strict=True)
-        )
+        visible = (x[start:stop] / unit[:, 0] ** 2 for x, unit in zip(least, units, strict=True))
         apart = [add_up[0] * x for x in _halves_apart(one, two, n, blocks)]
         of_layers = [x.view(blocks, -1) for x in (*own, *visible)]
         said.append((cross, expected, *of_layers, *apart))
@@ -239,6 +236,15 @@ def _block_sums(
     drawn = torch.cat(draws).unflatten(0, (-1, tokens)).mean(1) if draws else None
     assert units is not None
     return Said(each, weight, units, drawn, (carried[0].n_eff(), carried[1].n_eff()))
+
+
+def _round_off(rep: Representation, asked: Question, sizes: Sequence[int]) -> Tensor:  # (k, L)
+    """What each block of each layer must exceed to be more than round-off."""
+    found = []
+    for start, stop in runs(sizes, len(sizes)):
+        least = round_off(rep, asked.kernel, slice(start, stop), sizes[start])
+        found.append(least.view(stop - start, -1))
+    return torch.cat(found)
 
 
 def halves(n: int, device: torch.device) -> tuple[float, float, Tensor]:  # (t,) float32
@@ -263,9 +269,8 @@ def _halves_apart(one: Side, two: Side, n: int, blocks: int) -> list[Tensor]:
     """
     _, _, weight = halves(n, one.triangle.device)
     k1, k2 = (x.triangle.float().unflatten(0, (blocks, -1)) for x in (one, two))
-    weighted = k1 * weight
-    own = [(weighted * k1).sum(-1), (k2 * k2 * weight).sum(-1)]
-    return [2 * x.double() for x in (weighted @ k2.mT, *own)]
+    own = [x.square() @ weight for x in (k1, k2)]
+    return [2 * x.double() for x in ((k1 * weight) @ k2.mT, *own)]
 
 
 def carriers(asked: Question, side: Side, raw: tuple[Tensor, Tensor]) -> Tensor:  # (g·L, n)
