@@ -71,6 +71,8 @@ def test_an_address_is_run_only_if_it_is_repeated(zoo, tmp_path):
         (found,) = gathered(opened, trust=trust).candidates
         with pytest.raises(SystemExit, match="was run"):
             found.load()
+    (found,) = gathered(opened, trust={address: lambda: network(7)}).candidates
+    assert found.load().state_dict().keys() == network(7).state_dict().keys()  # made, not loaded
     for other in ([str(tmp_path)], f"{address}s", [f"{address}s"]):  # not even by a letter
         assert not gathered(opened, trust=other).candidates
 

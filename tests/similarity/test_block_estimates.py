@@ -10,6 +10,8 @@ import resemblance as rs
 from made_up import recorded, related
 from resemblance.errors import MismatchError
 from resemblance.similarity import block_estimates as from_blocks
+from resemblance.similarity.combinations import Question
+from resemblance.similarity.stored_kernels import round_off
 
 KERNELS = ("features", "gradients", "product", "sum", "elementwise")
 EXACT = {
@@ -223,3 +225,23 @@ def test_block_cka_of_trained_networks_is_accurate_and_covered(digits, kernel, c
     # they are of these very samples, and no wider than that
     stderr = np.array([c.stderr for c in found])
     assert 0.5 < stderr.mean() / np.sqrt((error**2).mean()) < 2
+
+
+@pytest.mark.parametrize("kernel", ["features", "product", "sum"])
+def test_each_block_is_held_against_its_own_round_off(kernel):
+    """Of blocks of very different scales, the last of them short."""
+    generator = np.random.default_rng(0)
+    x, g = (
+        generator.normal(size=(1130, 20)) * np.exp(generator.normal(size=(1130, 1))) for _ in "ab"
+    )
+    reps = [
+        rs.record_arrays({"a": f, "b": f**3}, {"a": g, "b": g}, data_id="x", block=100, buckets=0)
+        for f in (x, x + g)
+    ]
+    asked = Question(kernel, "cka", True, "blocks")
+    said = from_blocks._block_sums(*reps, asked, "cpu")
+    for rep, unit, found in zip(reps, said.units, said.each[4:6], strict=True):
+        each = [round_off(rep, kernel, slice(b, b + 1), n) for b, n in enumerate(rep.block_sizes)]
+        torch.testing.assert_close(found, torch.stack(each) / unit[:, 0] ** 2)
+        assert (found[0] != found[1]).all()
+    assert len(said.each.own1) == 12

@@ -53,6 +53,8 @@ def test_the_nearest_by_an_index_are_nearly_those_of_an_exact_search(tmp_path):
     assert len({id for id, _ in found} & {id for id, _ in exact}) >= 16
     cosines = dict(exactly_nearest([(ids, vectors)], vectors[3], 400))
     assert all(cosine == pytest.approx(cosines[id], abs=1e-6) for id, cosine in found)
+    some = exactly_nearest([(ids[:50], vectors[:50])], vectors[3], 40)
+    assert store.nearest(group, "features", vectors[3], 40, among=ids[:50]) == some
     assert store.nearest("0" * 16, "features", vectors[3], 5) == []
     assert store.nearest(group, "gradients", vectors[3], 5) == []
     assert store.nearest(group, "another", vectors[3], 5) == []
