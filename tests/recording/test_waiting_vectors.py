@@ -8,6 +8,7 @@ import torch
 import networks
 import resemblance as rs
 import stored
+from resemblance._ops.device_memory import free
 from resemblance.recording import waiting_vectors
 from resemblance.recording.waiting_vectors import WaitingRoom
 
@@ -30,6 +31,25 @@ def test_beyond_the_room_of_a_device_vectors_wait_on_the_host():
         room.taken_in(torch.zeros(6, device="meta"))  # would go to the host
     room.back(first, first.device)
     assert room.taken_in(torch.zeros(25, device="meta")).device.type == "meta"
+
+
+def test_where_nothing_is_known_of_a_device_there_is_room_for_two_gib():
+    room, x = WaitingRoom(), torch.zeros(2**28, device="meta")  # 1 GiB
+    assert room.taken_in(x) is x
+    assert room.taken_in(x) is x
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        room.taken_in(torch.zeros(1, device="meta"))
+
+
+@CUDA
+def test_on_a_gpu_a_quarter_of_what_is_free_may_wait():
+    device = torch.device("cuda")
+    room, some = WaitingRoom(), torch.empty(2**20, dtype=torch.uint8, device=device)
+    quarter = max(2**31, free(device) // 4)
+    kept = 0
+    while room.taken_in(some).is_cuda:  # which takes no memory, as it is one tensor
+        kept += some.nbytes
+    assert abs(kept - quarter) < 2**26
 
 
 @CUDA

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from .._ops.device_memory import free
+
 USUAL, _LARGEST, _TOKENS = 128, 4096, 4096
 
 
@@ -31,12 +33,4 @@ def chosen(
     """
     if device is None or device.type != "cuda" or deterministic or not each:
         return max(USUAL, block) if length == 1 else max(1, _TOKENS // length)
-    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return fitting(block, each, torch.cuda.mem_get_info(device)[0] + held)
-
-
-def allocated(device: torch.device | None) -> int:
-    """Bytes allocated on a GPU so far, freed or not: a trial held no more than this grew by."""
-    if device is None or device.type != "cuda":
-        return 0
-    return torch.cuda.memory_stats(device)["allocated_bytes.all.allocated"]
+    return fitting(block, each, free(device))

@@ -21,6 +21,7 @@ from .._data.batches import size, to_device
 from .._data.shares import Share
 from .._data.sources import Batch, BlockSize, Piece, Source, source
 from .._ops.device_choice import refuse_other_default
+from .._ops.device_memory import allocated
 from .._ops.host_memory import keep_between_batches
 from .._progress_bar import Advance
 from .._progress_bar import progress as progress_bar
@@ -364,9 +365,9 @@ class ModelPass:
         def nowhere(i: int, features: Tensor, gradients: Tensor | None) -> None:
             pass
 
-        small, before = replace(self, run=run), batch_sizes.allocated(self.device)
+        small, before = replace(self, run=run), allocated(self.device)
         small._one_batch(
             capture, objective, None, self.steadiness.alike, Rows(self.trial), nowhere, None
         )
-        took = batch_sizes.allocated(self.device) - before
+        took = allocated(self.device) - before
         return took // len(self.trial.indices), seen
