@@ -2,7 +2,7 @@
 
 On a GPU a product for each block is a launch for each block, and reads memory at half its speed.
 Here one Triton kernel serves a whole batch: a program takes one block and a share of its columns,
-reads each element once and multiplies the tile with its own transpose, less the mean of the block
+reads each element once and multiplies the tile with its own transpose, less a vector of the block's
 where that is asked for. The shares are added in a fixed order, so runs agree bit for bit. Elsewhere
 `gram` is called for each block.
 """
@@ -33,6 +33,7 @@ _LEAST_SHARE = 1024  # columns that a program must have for another to be worth 
 _SINGLE = "tf32"
 _LEAST_SINGLE = 1024
 _LARGEST = 128  # samples in a block whose sums fit into registers
+_NEAR_A_MEAN = 8  # rows of a block: theirs is off that of all by an eighth of the variance
 
 
 if triton is not None:
@@ -47,13 +48,13 @@ if triton is not None:
     @triton.jit
     def _kernel(
         f_ptr, g_ptr,  # (rows, d), row-major
-        mean_ptr,  # (blocks, d), where LESS_MEAN
+        taken_ptr,  # (blocks, d), the vector m that is taken off, where LESS
         out_ptr,  # (parts, kinds, blocks, SIZE, SIZE) float32
-        along_ptr,  # (parts, kinds, blocks, SIZE), x·mean, where LESS_MEAN
+        along_ptr,  # (parts, kinds, blocks, SIZE), x·m − ½‖m‖², where LESS
         rows, d,
         share,  # columns of a program, a multiple of COLUMNS
         SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-        PRECISION: tl.constexpr, ROUND: tl.constexpr, LESS_MEAN: tl.constexpr,
+        PRECISION: tl.constexpr, ROUND: tl.constexpr, LESS: tl.constexpr,
     ):  # fmt: skip
         part, block, kind = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         x_ptr = f_ptr
@@ -69,18 +70,18 @@ if triton is not None:
             column = at + tl.arange(0, COLUMNS)
             mask = real[:, None] & (column < d)[None, :]
             x = tl.load(x_ptr + start + column[None, :], mask=mask, other=0.0)
-            if LESS_MEAN:
-                mean = tl.load(mean_ptr + block.to(tl.int64) * d + column, column < d, 0.0)[None, :]
-                along += tl.sum(x * mean, 1)
-                x = tl.where(mask, x - mean, 0.0)
+            if LESS:
+                m = tl.load(taken_ptr + block.to(tl.int64) * d + column, column < d, 0.0)[None, :]
+                along += tl.sum((x - m / 2) * m, 1)
+                x = tl.where(mask, x - m, 0.0)
             if ROUND:
                 x = _rounded(x)
             sums = tl.dot(x, tl.trans(x), sums, input_precision=PRECISION)
         place = (part * tl.num_programs(2) + kind) * tl.num_programs(1) + block
         to = out_ptr + place * SIZE * SIZE + row[:, None] * SIZE + row[None, :]
         tl.store(to, sums, mask=inside[:, None] & inside[None, :])
-        if LESS_MEAN:
-            tl.store(along_ptr + place * SIZE + row, along, mask=inside)
+        if LESS:
+            tl.store(along_ptr + place * SIZE + row, tl.where(real, along, 0.0), mask=inside)
 
 
 def grams(
@@ -99,19 +100,27 @@ def grams(
 def grams_without_mean(
     x: Tensor, spans: Sequence[tuple[int, int]], size: int
 ) -> tuple[Tensor, Tensor]:  # (n, d) -> (blocks, size, size), (blocks, size) float32
-    """Kernels of vectors with their block's mean m taken off, and u_i = x_i·m − ½‖m‖²."""
-    means = torch.stack([x[start:stop].mean(0) for start, stop in spans])
+    """Kernels L of x − m, m near the mean of its block, and u_i = x_i·m − ½‖m‖².
+
+    K_ij = L_ij + u_i + u_j whatever m is.
+    """
+    near = _near_means(x, spans, size)
     if _fits(x, spans, size):
-        kernels, offset = launch_without_mean(x, means, spans, size, _parts([x], len(spans)))
-    else:
-        rows = [(x[start:stop], mean) for (start, stop), mean in zip(spans, means, strict=True)]
-        kernels = torch.cat([grams([y - m], [(0, len(y))], size)[0] for y, m in rows])
-        offset = torch.stack([F.pad(y @ m, (0, size - len(y))) for y, m in rows])
-    offset -= means.square().sum(1, keepdim=True) / 2
-    for row, (start, stop) in zip(offset, spans, strict=True):
-        if stop - start < size:
-            row[stop - start :] = 0
-    return kernels, offset
+        return launch_without(x, near, spans, size, _parts([x], len(spans)))
+    kernels, offset = [], []
+    for (start, stop), m in zip(spans, near, strict=True):
+        rest = x[start:stop] - m
+        kernels.append(grams([rest], [(0, len(rest))], size)[0, 0])
+        offset.append(F.pad(rest @ m + m @ m / 2, (0, size - len(rest))))
+    return torch.stack(kernels), torch.stack(offset)
+
+
+def _near_means(x: Tensor, spans: Sequence[tuple[int, int]], size: int) -> Tensor:  # (blocks, d)
+    """The mean of some rows of each block, evenly spaced: to read all would take as long again."""
+    step = max(1, size // _NEAR_A_MEAN)
+    if all(span == (i * size, (i + 1) * size) for i, span in enumerate(spans)):
+        return x[: len(spans) * size].unflatten(0, (-1, size))[:, ::step].mean(1)
+    return torch.stack([x[start:stop:step].mean(0) for start, stop in spans])
 
 
 def launch(
@@ -121,17 +130,17 @@ def launch(
     return _launched(vectors, None, spans, size, parts)[0]
 
 
-def launch_without_mean(
-    x: Tensor, means: Tensor, spans: Sequence[tuple[int, int]], size: int, parts: int
+def launch_without(
+    x: Tensor, taken: Tensor, spans: Sequence[tuple[int, int]], size: int, parts: int
 ) -> tuple[Tensor, Tensor]:  # (blocks, size, size), (blocks, size)
-    """Likewise of one tensor, each block less its mean (blocks, d), and the products x·mean."""
-    kernels, along = _launched([x], means, spans, size, parts)
+    """Likewise of one tensor, each block less its own vector m (blocks, d), and x·m − ½‖m‖²."""
+    kernels, along = _launched([x], taken, spans, size, parts)
     return kernels[0], along[0]
 
 
 def _launched(
     vectors: Sequence[Tensor],
-    means: Tensor | None,
+    taken: Tensor | None,
     spans: Sequence[tuple[int, int]],
     size: int,
     parts: int,
@@ -142,16 +151,16 @@ def _launched(
     share = triton.cdiv(triton.cdiv(d, parts), columns) * columns
     grid = (triton.cdiv(d, share), len(spans), len(vectors))
     out = torch.empty(grid[0], len(vectors), len(spans), size, size, device=x.device)
-    along = out if means is None else out.new_empty(out.shape[:-1])
+    along = out if taken is None else out.new_empty(out.shape[:-1])
     _kernel[grid](
-        x, vectors[-1], x if means is None else means, out, along, spans[-1][1], d, share,
+        x, vectors[-1], x if taken is None else taken, out, along, spans[-1][1], d, share,
         SIZE=size, ROWS=max(16, triton.next_power_of_2(size)), COLUMNS=columns,
-        PRECISION=_SINGLE, ROUND=wide == 4 and _SINGLE == "tf32", LESS_MEAN=means is not None,
+        PRECISION=_SINGLE, ROUND=wide == 4 and _SINGLE == "tf32", LESS=taken is not None,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if grid[0] == 1:
         return out[0], along[0]
-    return out.sum(0), along if means is None else along.sum(0)
+    return out.sum(0), along if taken is None else along.sum(0)
 
 
 def _fits(x: Tensor, spans: Sequence[tuple[int, int]], size: int) -> bool:

@@ -218,12 +218,12 @@ class BlockKernels:
 
 
 def _share(part: _Kernels) -> Tensor:  # ()
-    """Of the trace of the largest block, that its mean carries: as ū is ½‖m‖²."""
+    """Of the trace of the largest block, that its mean carries."""
     assert part.offset is not None
     first = part.counts.index(max(part.counts))
     n = part.counts[first]
-    mean = 2 * part.offset[first, :n].mean()
-    return mean / (part.kernel[first].diagonal()[:n].mean() + mean)
+    kernel, taken = part.kernel[first, :n, :n], 2 * part.offset[first, :n].mean()
+    return (kernel.mean() + taken) / (kernel.diagonal().mean() + taken)
 
 
 def _with_mean(part: _Kernels) -> _Kernels:
