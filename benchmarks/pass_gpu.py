@@ -255,6 +255,8 @@ def hashes(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """
     batch_size, block, count, _ = networks()[name][2]
     model, data = made(name), networks()[name][1](options.samples or count)
+    if options.host:
+        data = data.cpu()
 
     def recording() -> None:
         rs.record(model, data, batch_size=batch_size, block=block, unit="sample", progress=False)
@@ -449,6 +451,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--patience", type=float, default=8, help="seconds for a row's runs")
     parser.add_argument("--samples", type=int)
+    parser.add_argument("--host", action="store_true", help="images in host memory, for hashes")
     parser.add_argument("--first-code", type=Path, help="a checkout of github.com/amzn/xfer")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -484,7 +487,8 @@ def main() -> None:
                 part(f"{name}, {dtype}", the_pass, name, getattr(torch, dtype), options)
     if "hashes" in options.only:
         for name in options.networks:
-            part(f"hashes of {name}", hashes, name, options)
+            where = ", images on the host" if options.host else ""
+            part(f"hashes of {name}{where}", hashes, name, options)
     if "state" in options.only:
         part("state", state_held)
     if "first-code" in options.only:  # last, as it takes much host memory

@@ -456,3 +456,24 @@ def test_samples_on_a_gpu_have_the_hashes_that_they_have_on_the_host(dtype):
         twice = reader.hashing([reader.read(other)] * 2)
         for what in ("known_by", "content", "labels"):
             assert (twice.hashes(what) == np.tile(here.hashes(what), 2)).all()
+
+
+@pytest.mark.parametrize("batch_size", [16, "auto"])
+def test_samples_from_the_host_have_their_hashes_wherever_the_model_runs(batch_size):
+    """On a GPU they are hashed there, before the model writes into what it is given."""
+
+    class Overwriting(networks.MLP):
+        def forward(self, x):
+            return super().forward(x.mul_(2))
+
+    x, labels = torch.randn(100, 6, generator=G), torch.arange(100) % 3
+    options = {"block": 16, "batch_size": batch_size}
+    net = networks.seeded(Overwriting)
+    cpu = rs.record(net, (x, labels), **options)
+    net.cuda()
+    for data in ((x, labels), (x.cuda(), labels), (x.cuda(), labels.cuda())):
+        gpu = rs.record(net, data, **options)
+        for name in ("fingerprint", "content", "labels"):
+            assert getattr(gpu.data, name) == getattr(cpu.data, name) is not None
+        assert gpu.block_hashes == cpu.block_hashes
+        assert gpu.label_hashes == cpu.label_hashes

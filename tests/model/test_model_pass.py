@@ -29,7 +29,7 @@ class Seen:
     """A consumer that notes all it sees, and fails at the n-th of a step if told to."""
 
     def __init__(self, fail=None, at=2):
-        self.events, self.indices, self.rows = [], [], {}
+        self.events, self.indices, self.samples, self.rows = [], [], [], {}
         self.fail, self.at = fail, at
 
     def note(self, step, *details):
@@ -37,9 +37,10 @@ class Seen:
         if step == self.fail and sum(event[0] == step for event in self.events) == self.at:
             raise RuntimeError("enough")
 
-    def begin(self, batch):
+    def begin(self, batch, samples):
         self.note("begin")
         self.indices += batch.indices.tolist()
+        self.samples.append(samples.clone() if isinstance(samples, torch.Tensor) else samples)
 
     def consume(self, i, features, gradients):
         self.note("consume", i)
@@ -76,6 +77,17 @@ def test_a_consumer_sees_every_layer_of_each_batch_and_each_sample_once(objectiv
         for f, g in seen.rows[i]:
             assert (g is None) == (objective is None)
             assert g is None or g.shape == f.shape
+
+
+@pytest.mark.parametrize("batch_size", [8, "auto"])
+def test_a_batch_begins_before_the_model_writes_into_its_samples(batch_size):
+    class Overwriting(networks.MLP):
+        def forward(self, x):
+            x.zero_()
+            return super().forward(x)
+
+    feed(networks.seeded(Overwriting), VECTORS, seen := Seen(), None, batch_size=batch_size)
+    torch.testing.assert_close(torch.cat(seen.samples), VECTORS[seen.indices])
 
 
 def test_shards_are_fed_their_own_samples():

@@ -148,7 +148,7 @@ def by_hand(batches, rows=ROWS, on_bad="raise"):
     for pieces in batches:
         batch = Batch([Piece(b, np.array(i), *flags) for b, i, *flags in pieces], None)
         batch = Batch(batch.pieces, rows[batch.indices])
-        sums.begin(batch)
+        sums.begin(batch, batch.samples)
         sums.consume(0, batch.samples, None)
         sums.end()
     return sums.result(**ABOUT)

@@ -57,9 +57,13 @@ _OUT_OF_MEMORY = (
 
 
 class Consumer(Protocol):
-    """What sees a pass: each batch as it begins, each tapped layer of it, and its end."""
+    """What sees a pass: each batch as it begins, each tapped layer of it, and its end.
 
-    def begin(self, batch: Batch) -> None: ...
+    A batch begins with its samples as the model is given them, on its device, where there is less
+    to wait for than on the host; or as they came from the data, if the model was given others.
+    """
+
+    def begin(self, batch: Batch, samples: Any) -> None: ...
 
     def consume(self, i: int, features: Tensor, gradients: Tensor | None) -> None: ...
 
@@ -279,10 +283,10 @@ class ModelPass:
         for batch in halving.batches(self.source.batches(batch_size, self.share)):
             held = _Held() if careful and cells(batch) > halving.proven else None
             samples = batch.samples if held is None else copied(batch.samples)
-            if held is None:
-                consumer.begin(batch)
             try:
                 samples = to_device(samples, self.device)
+                if held is None:
+                    consumer.begin(batch, samples)
                 see = None if watch is None else (held or watch).see
                 one_batch(samples, Rows(batch), look.noting((held or consumer).consume), see)
             except torch.OutOfMemoryError as error:
@@ -292,7 +296,7 @@ class ModelPass:
                 halving.did_not_fit(batch, error)
                 continue
             if held is not None:
-                consumer.begin(batch)
+                consumer.begin(batch, batch.samples)
                 held.hand_on(consumer, watch)
             consumer.end()
             halving.ran(batch)

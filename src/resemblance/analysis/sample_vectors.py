@@ -115,8 +115,8 @@ class _Handing:
             )
         )
 
-    def begin(self, batch: Batch) -> None:
-        self._batch, self._mask = batch, attention_mask(batch.samples)
+    def begin(self, batch: Batch, samples: Any) -> None:
+        self._batch, self._mask = batch, attention_mask(samples)
 
     def consume(self, i: int, features: Tensor, gradients: Tensor | None) -> None:
         both: dict[Kind, Any] = {"features": features, "gradients": gradients}

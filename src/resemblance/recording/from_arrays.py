@@ -79,7 +79,7 @@ def record_arrays(
     few = keep.few(total, rows.block)
     sums = PassSums(settings, list(f), Handling(on_bad=on_bad, data_id=data_id), few=few)
     for batch in rows.batches(batch_size, share):
-        sums.begin(batch)
+        sums.begin(batch, batch.samples)
         for i, key in enumerate(f):
             at = batch.samples
             sums.consume(i, _rows(f[key], at), None if g is None else _rows(g[key], at))

@@ -35,6 +35,7 @@ from .sorted_stream_warning import OrderCheck
 from .token_rows import RowsOfBlocks
 from .waiting_vectors import WaitingRoom
 
+_HASHED_THERE = {"cuda"}  # devices that hash samples in one reading
 _BATCHES_AHEAD = 4  # that the host may be of a GPU, so that neither waits for the other
 
 
@@ -101,12 +102,14 @@ class PassSums:
         """Of the accumulators, which are nearly all that a checkpoint holds."""
         return sum(layer.nbytes for layer in self._layers.values())
 
-    def begin(self, batch: Batch) -> None:
-        """Fix what is common to all layers of the next batch."""
+    def begin(self, batch: Batch, samples: Any) -> None:
+        """Fix what is common to all layers of the next batch, whose samples may be on a device."""
         self._batch = batch
         self._pieces, self._indices, self._rows = batch.pieces, batch.indices, Rows(batch)
-        self._drawn, self._mask = batch.drawn, attention_mask(batch.samples)
-        self._seen.begin(batch.samples, batch.drawn)
+        self._drawn, self._mask = batch.drawn, attention_mask(samples)
+        self._seen.begin(
+            samples if self._device.type in _HASHED_THERE else batch.samples, batch.drawn
+        )
         self._norms: Norms = {}  # finite where a sample is
         self._inner: dict[int, Tensor] = {}
         self._held: dict[int, tuple[Tensor, Tensor | None]] = {}

@@ -52,7 +52,7 @@ class SeenSamples:
         self._label_hashes: list[str] = []
 
     def begin(self, samples: Any, drawn: Drawn | None = None) -> None:
-        """Read some of a batch, as it came from the data, with the tokens drawn from it."""
+        """Read some of a batch, before a model writes into it, with the tokens drawn from it."""
         self._batch = self._reader.read(samples, known=self._name is None), drawn
 
     def end(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -43,9 +44,9 @@ class Segments:
         self._blocks: list[int] = []  # of this segment, that are whole
         self.sums = begun()
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: Batch, samples: Any) -> None:
         self._batch = batch
-        self.sums.begin(batch)
+        self.sums.begin(batch, samples)
 
     def see(self, logits: Tensor) -> None:
         """The logits of the present batch's rows."""
