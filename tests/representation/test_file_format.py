@@ -8,7 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import networks
 import resemblance as rs
 import stored
 from resemblance.errors import LayerError
@@ -49,6 +52,35 @@ def test_saving_and_loading_changes_nothing(tmp_path, options):
     assert (back.complete, back.mergeable) == (rep.complete, rep.mergeable)
 
 
+class Images(nn.Module):
+    """A layer of images, with channels last where the network itself has them so."""
+
+    def __init__(self, channels, *, last):
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(3, channels, 3), last
+        self.images, self.head = nn.Identity(), nn.Linear(channels, 4)
+
+    def forward(self, x):
+        x = self.conv(x)
+        if self.last:
+            return self.head(self.images(x.permute(0, 2, 3, 1)).mean((1, 2)))
+        return self.head(self.images(x).mean((2, 3)))
+
+
+@pytest.mark.parametrize("max_dim", [100, 7, 4, None])
+@pytest.mark.parametrize("channels", [1, 5, 8])
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+def test_shards_of_wide_images_are_merged_from_their_files(tmp_path, max_dim, channels, last):
+    """Channels are folded apart: accumulators are narrower where they do not divide `max_dim`."""
+    net, x = networks.seeded(Images, channels, last=last), torch.randn(40, 3, 9, 9)
+    options = {"layers": ["images"], "max_dim": max_dim, "buckets": 16, "elementwise": True}
+    parts = [rs.record(net, x, shard=(i, 2), **options) for i in range(2)]
+    paths = [part.save(tmp_path / f"{i}.rsm") for i, part in enumerate(parts)]
+    for part, path in zip(parts, paths, strict=True):
+        stored.assert_identical(rs.load(path), part)
+    assert rs.merge(paths) == rs.merge(parts)
+
+
 @pytest.mark.parametrize("layers", [["act2"], "act2", [1], [-1], 1, np.int64(1), ("act2", 1)])
 def test_some_layers_can_be_read_alone(tmp_path, rep, layers):
     found = rs.load(rep.save(tmp_path / "net.rsm"), layers=layers)
@@ -66,14 +98,20 @@ def test_layers_that_are_not_in_a_file_are_an_error(tmp_path, rep, layers):
         rs.load(path, layers=layers)
 
 
+def documented():
+    """What the code on the page defines."""
+    text = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+    found: dict = {}
+    for snippet in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(snippet, found)
+    return found
+
+
 @pytest.mark.parametrize("parts", ["blocks", "whole"])
 def test_the_reader_in_the_documentation_reads_the_file(tmp_path, parts):
     rep = record(blocks=12) if parts == "blocks" else record()
     assert (rep[0].features.whole is None) == (parts == "blocks")
-    text = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
-    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    reader: dict = {}
-    exec(snippet, reader)
+    reader = documented()
     header, tensors = reader["read"](rep.save(tmp_path / "net.rsm"))
     assert header["format"] == container.FORMAT
     assert header["settings"] == dataclasses.asdict(rep.settings)
@@ -96,6 +134,45 @@ def test_the_reader_in_the_documentation_reads_the_file(tmp_path, parts):
                 n = rep.block_sizes[b]
                 found = reader["block"](tensors, i, kind, b)[:n, :n]
                 assert np.allclose(found, expected[:n, :n], rtol=1e-12)
+
+
+@pytest.mark.parametrize("per_sample", [1, 2])
+@pytest.mark.parametrize(
+    ("shape", "max_dim"),
+    [
+        ((200,), None),
+        ((3000,), 1000),
+        ((9001,), 16),
+        ((5, 43, 43), 8192),
+        ((16, 30, 20), 96),
+        ((300, 6, 6), 100),
+    ],
+    ids=str,
+)
+def test_samples_and_features_go_where_the_documentation_says(shape, max_dim, per_sample):
+    say, seed, buckets = documented(), 2**63 + 5, 64
+    x = np.random.default_rng(0).normal(size=(30, *shape)).astype(np.float32)
+    options = {"buckets": buckets, "per_sample": per_sample, "max_dim": max_dim, "seed": seed}
+    net = nn.Sequential(nn.Identity(), nn.Flatten())
+    rep = rs.record(
+        net, torch.from_numpy(x), layers=["0"], gradients=False, keep_sums=True, **options
+    )
+    layer, rows, dim = rep[0], x.reshape(30, -1), int(np.prod(shape))
+    channels = shape[0] if len(shape) > 2 else 1
+    row, sign = say["bucket"](np.arange(30), 128, seed)
+    column, of_feature = say["column"](dim, seed, channels)
+    sketch = np.zeros((128, 256))
+    np.add.at(sketch, (row[:, None], column), rows * sign[:, None] * of_feature)
+    assert np.abs(layer.features.sketch.table.numpy() - sketch).max() < 1e-4
+    slot, of_feature = say["fold"](dim, max_dim or dim, seed, channels)
+    sums = np.zeros((buckets, int(slot.max()) + 1))
+    for part in range(per_sample):
+        at, sign = say["bucket"](np.arange(30), buckets, seed, part, per_sample)
+        np.add.at(sums, (at[:, None], slot), rows * sign[:, None] * of_feature)
+    assert layer.features.sums.buckets.shape == sums.shape
+    assert np.abs(layer.features.sums.buckets.numpy() - sums).max() < 1e-3
+    order = np.argsort(say["bits"](seed, 2, np.arange(30)))
+    assert np.allclose(layer.features.norms, (rows[order] ** 2).sum(1), rtol=1e-5)
 
 
 def test_every_name_in_a_file_is_in_the_documentation(tmp_path):

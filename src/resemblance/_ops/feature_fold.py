@@ -39,10 +39,8 @@ class Fold:
     ) -> None:
         self.dim, self._seed = dim, seed
         self._device = device or torch.device("cpu")
-        self.rows = channels if channels <= width else 1
-        self.length = dim // self.rows
-        self.run = min(self.length, width // self.rows)
-        self.width = self.rows * self.run
+        self.rows, self.run = rows_and_run(dim, width, channels)
+        self.length, self.width = dim // self.rows, self.rows * self.run
         self.channels_last = channels_last and self.rows > 1
         chunks = -(-self.length // self.run)
         down, along = self._drawn(chunks, self.rows, 2**32), self._drawn(chunks, self.run)
@@ -103,6 +101,16 @@ class Fold:
                     else:  # which fills every slot
                         torch.mul(some, self._signs[part], out=to)
         return folded
+
+
+def rows_and_run(dim: int, width: int, channels: int) -> tuple[int, int]:
+    """Into how many rows of how many slots a vector is folded, `width` at the most.
+
+    >>> rows_and_run(9245, 8192, channels=5)
+    (5, 1638)
+    """
+    rows = channels if channels <= width else 1
+    return rows, min(dim // rows, width // rows)
 
 
 def _turned(count: int, shift: int, size: int) -> Iterator[tuple[int, int, int]]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._ops.feature_fold import rows_and_run
 from ..errors import FormatError
 from .container import DTYPES
 from .layer import KINDS, NORMS_KEPT
@@ -298,7 +299,8 @@ def check_tensors(
         for kind in (kind for kind in KINDS if f"trace_{kind}" in layer["moments"]):
             prefix = f"{i}.{kind}."
             here = {key.removeprefix(prefix) for key in tensors if key.startswith(prefix)}
-            forms = _forms(header, layer, here, tensors.get(f"{prefix}norms"))
+            width = _folded(header, layer, f"{i}.features.sketch.table" in tensors)
+            forms = _forms(header, here, tensors.get(f"{prefix}norms"), width)
             if kind == "elementwise":  # of which neither is kept
                 forms = {k: v for k, v in forms.items() if k != "norms" and "sketch" not in k}
             known |= _check(tensors, {prefix + name: form for name, form in forms.items()})
@@ -307,11 +309,18 @@ def check_tensors(
     _check_norms(header, tensors)
 
 
+def _folded(header: Mapping[str, Any], layer: Mapping[str, Any], by_channel: bool) -> int:
+    """The width of a layer's accumulators; channels are folded apart since there are sketches."""
+    settings, dim, shape = header["settings"], layer["dim"], layer["shape"]
+    images = by_channel and settings["pool"] == "flatten" and len(shape) > 2
+    return math.prod(rows_and_run(dim, settings["max_dim"] or dim, shape[0] if images else 1))
+
+
 def _forms(
     header: Mapping[str, Any],
-    layer: Mapping[str, Any],
     here: Collection[str],
     norms: Tensor | None,
+    width: int,  # of accumulators
 ) -> dict[str, Form]:
     """The tensors that one kind of a layer must have, those that are optional if they are here."""
     settings, k, n = header["settings"], len(header["block_sizes"]), header["samples"]
@@ -333,7 +342,6 @@ def _forms(
         out["sketch.table"] = Form(torch.float32, (128, 256))
         out["sketch.total"] = Form(torch.float64, (256,))
     if m and ("sums" in here or "total" in here):
-        width = min(layer["dim"], settings["max_dim"] or layer["dim"])
         out |= {"sums": Form(torch.float32, (m, width)), "total": Form(torch.float64, (width,))}
     return out
 
