@@ -176,6 +176,19 @@ def test_info_says_what_a_file_holds(recorded):
     assert content[0]["layers"][0]["kinds"] == ["features", "gradients"]
 
 
+def test_info_says_what_an_old_file_lacks_and_what_a_shard_keeps(run):
+    golden = Path(__file__).parents[1] / "golden"
+    old, shard = json.loads(
+        run("info", str(golden / "a.rsm"), str(golden / "shard-0.rsm"), "--json", "-")[1]
+    )
+    assert old["lacks"] == shard["lacks"] == (
+        "squared norms of samples, sketches in coordinates, hashes of blocks, a hash of what "
+        "samples hold, a hash of all weights, what the network predicted"
+    )
+    assert old["accumulators"] == shard["accumulators"] == "kept"
+    assert old["blocks"] == "16 of 19 samples"
+
+
 # -- mistakes -----------------------------------------------------------------------------------
 
 

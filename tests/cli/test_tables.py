@@ -166,6 +166,15 @@ def test_info_has_a_fact_a_line_and_leaves_out_what_is_not_there(printed):
     assert again == f"\n{ABOUT}"
 
 
+def test_what_a_file_lacks_takes_as_many_lines_as_it_needs(printed):
+    content = {"file": "a b.rsm", "address": "a b " * 20, "lacks": "one thing, another, more " * 4}
+    lines = printed(40, tables.show_file, {**content, "layers": []}).splitlines()
+    assert lines[1] == f"address  {'a b ' * 20}"  # which can be copied
+    assert lines[2] == "lacks    one thing, another, more one"
+    assert lines[3] == "         thing, another, more one thing,"
+    assert max(map(len, lines[2:])) <= 40
+
+
 def test_json_goes_to_a_file_or_takes_the_place_of_the_table(tmp_path, capsys):
     assert not tables.wrote_json(None, [1])
     assert not tables.wrote_json(str(tmp_path / "a.json"), {"at": tmp_path})

@@ -47,6 +47,17 @@ def test_a_large_mean_does_not_drown_the_differences_of_samples(ratio, samples):
         assert np.abs(block.numpy() - exact).max() < 3e-5 * exact.max() + 2e-3
 
 
+@pytest.mark.parametrize(("samples", "block"), [(1200, 4), (1200, 7), (2, 2), (6, 6)])
+def test_a_large_mean_does_not_drown_the_differences_of_few_samples(samples, block):
+    x = np.random.default_rng(0).normal(size=(samples, 16))
+    plain, shifted = (
+        rs.record_arrays(rows.astype(np.float32), data_id="x", buckets=0, block=block, blocks=900)
+        for rows in (x, x + 1e4)
+    )
+    found = rs.compare(plain, shifted, kernel="features", estimator="blocks", centre=True)
+    assert float(found.scores[0, 0]) > 0.999
+
+
 def test_a_mean_is_taken_off_only_where_it_is_most_of_the_kernel():
     x = np.random.default_rng(0).normal(size=(600, 20))
     plain, shifted = (

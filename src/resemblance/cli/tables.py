@@ -33,6 +33,7 @@ _LEAST = 40
 _GAP = "  "
 _RIGHT = ("n_eff", "width")  # columns of whole numbers
 _FEW = 8  # layers that a line names
+_IN_WORDS = ("shards", "lacks")  # facts that may take several lines
 # where the output's encoding has no such characters
 _BLOCKS = "▏▎▍▌▋▊▉█"  # an eighth of a cell to all of it
 _PLAIN = dict(zip("…±–−×─‖μ∞", ("~", "+-", "-", "-", "x", "-", "|", "mu", "inf"), strict=True))
@@ -181,7 +182,11 @@ def show_file(about: Mapping[str, Any], *, after: bool = False) -> None:
     longest = max(map(len, facts))
     for key, value in facts.items():
         whole = type(value) is int and key not in ("seed", "tokens")
-        say(f"{key:{longest}}{_GAP}{f'{value:,}' if whole else value}")
+        text = f"{value:,}" if whole else str(value)
+        room = width() - longest - len(_GAP)
+        parts = textwrap.wrap(text, room) if key in _IN_WORDS else [text]
+        for name, part in zip([key, *[""] * len(parts)], parts, strict=False):
+            say(f"{name:{longest}}{_GAP}{part}")
     layers = []
     for layer in about["layers"]:
         folded = f"{layer['dim']:,}{' (folded)' if layer['folded'] else ''}"
@@ -220,12 +225,13 @@ def about(rep: Representation, path: Path) -> dict[str, Any]:
         "content": data.content,
         "order": data.order,
         **({} if rep.complete else {"shards": shards(rep)}),
-        "blocks": f"{len(rep.block_sizes)} of {settings.block}",
+        "blocks": f"{len(rep.block_sizes)} of {settings.block} samples",
         "kernels kept whole": f"{sum(x.features.whole is not None for x in rep)} of {len(rep)}",
         **{k: getattr(settings, k) for k in ("unit", "tokens") if settings.unit == "token"},
         **{k: getattr(settings, k) for k in ("buckets", "seed", "pool", "target", "beta")},
         **asdict(rep.made),
         "outputs": None if rep.outputs is None else f"of {rep.outputs.classes:,} classes",
+        "accumulators": "kept" if rep.mergeable else None,
         "lacks": ", ".join(rep.lacks) or None,
         "layers": [
             {name: getattr(layer, name) for name in ("name", "shape", "dim", "folded", "kinds")}

@@ -25,7 +25,7 @@ from .waiting_vectors import WaitingRoom
 
 _WAITING_BYTES = 2**30  # of one layer's vectors: more are not kept for the kernel of all samples
 _LARGE_MEAN = 0.9  # of a trace: float32 products begin to lose what it hides
-_ROWS_TO_JUDGE = 8  # by which a mean is called large
+_ROWS_TO_TELL = 8  # that share a mean, for a network's rounding to be blamed for what is left
 _JUDGED_LATE = {"cuda"}  # devices that would be waited for
 # Bytes of kernels that are packed together, by device: of several layers on a GPU, of one in a
 # processor's cache. It takes ten times that.
@@ -149,7 +149,7 @@ class BlockKernels:
 
     def _to_judge(self, vectors: Vectors, counts: list[int]) -> list[Kind]:
         """Kinds of which it is not known yet whether means are taken off the vectors."""
-        if max(counts, default=0) < _ROWS_TO_JUDGE:
+        if max(counts, default=0) < 2:  # whose mean is all of it
             return []
         single = [kind for kind, x in vectors.items() if x.dtype == torch.float32]
         return [kind for kind in single if kind not in self._apart]
@@ -270,7 +270,7 @@ def _packed(parts: Sequence[_Kernels]) -> tuple[tuple[Tensor, ...], Tensor | Non
         counts = torch.tensor([n for part in parts for n in part.counts])
         counts = without_waiting(counts, kernel.device)
         kernel, offset, share = without_mean(kernel, counts)
-        share = torch.where(counts < _ROWS_TO_JUDGE, 0.0, share)
+        share = torch.where(counts < _ROWS_TO_TELL, 0.0, share)
     else:
         offset = torch.cat([part.offset for part in parts if part.offset is not None])
     return (*pack16(kernel, kernel.shape[-1]), offset.float()), share
