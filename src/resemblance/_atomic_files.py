@@ -50,6 +50,8 @@ def _put(path: str | os.PathLike[str], content: bytes | None) -> None:
     """Write content, or go as far as one can without any."""
     if not isinstance(path, str | os.PathLike):
         raise DataError(f"expected the path of a file to write, found {type(path).__name__}")
+    if not os.fspath(path):
+        raise DataError("expected the path of a file to write, found an empty one")
     try:
         mode = _mode(path)
         target = Path(os.path.realpath(path))  # a link stays, and what it leads to is replaced
@@ -65,6 +67,8 @@ def _put(path: str | os.PathLike[str], content: bytes | None) -> None:
             f"cannot write {os.fspath(path)}: {found[0].lower()}{found[1:]}; expected a place that "
             "exists, may be written to and has room: make one, or name another"
         ) from None
+    except ValueError as error:  # a NUL in it, or what no file system can spell
+        raise DataError(f"cannot write {os.fspath(path)!r}: {error}; name another file") from None
 
 
 def _mode(path: str | os.PathLike[str]) -> int | None:

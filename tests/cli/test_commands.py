@@ -181,9 +181,13 @@ def test_info_says_what_an_old_file_lacks_and_what_a_shard_keeps(run):
     old, shard = json.loads(
         run("info", str(golden / "a.rsm"), str(golden / "shard-0.rsm"), "--json", "-")[1]
     )
-    assert old["lacks"] == shard["lacks"] == (
-        "squared norms of samples, sketches in coordinates, hashes of blocks, a hash of what "
-        "samples hold, a hash of all weights, what the network predicted"
+    assert (
+        old["lacks"]
+        == shard["lacks"]
+        == (
+            "squared norms of samples, sketches in coordinates, hashes of blocks, a hash of what "
+            "samples hold, a hash of all weights, what the network predicted"
+        )
     )
     assert old["accumulators"] == shard["accumulators"] == "kept"
     assert old["blocks"] == "16 of 19 samples"

@@ -142,7 +142,11 @@ def test_a_place_that_cannot_be_written_to_is_refused_at_once(tmp_path):
 
 
 def test_removing_takes_all_of_them_and_nothing_else(tmp_path):
-    for name in ("c", "c.1", "c.12", "c.0", "c.txt", "d"):
-        (tmp_path / name).write_bytes(b"")
+    CheckpointFiles(tmp_path / "c", OF).write(progress(0))
+    for name in ("c.1", "c.12", "c.0", "c.txt", "d"):
+        (tmp_path / name).write_bytes((tmp_path / "c").read_bytes())
+    (tmp_path / "c.2").write_text("no checkpoint")
+    rs.record_arrays(X, data_id="x").save(tmp_path / "c.3")
     remove(tmp_path / "c")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["c.0", "c.txt", "d"]
+    left = sorted(file.name for file in tmp_path.iterdir())
+    assert left == ["c.0", "c.2", "c.3", "c.txt", "d"]

@@ -1,10 +1,10 @@
 """The two-sided sketch Y = S X P: few rows of samples and few columns of features.
 
 It is linear on both sides, and S and P are functions of the seed, the sample's index and the
-feature's logical index alone, that of an image being (channel, row, column). So Y_a − Y_b is the sketch of X_a − X_b for two networks of one
-shape, recorded apart: unlike a kernel, it keeps the coordinates of a layer. S is a CountSketch of
-128 buckets; P folds wide vectors to 8,192 slots, as buckets may be, and adds slots into 256
-columns.
+feature's logical index alone, which of an image is (channel, row, column). So Y_a − Y_b is the
+sketch of X_a − X_b for two networks of one shape, recorded apart: unlike a kernel, it keeps the
+coordinates of a layer. S is a CountSketch of 128 buckets; P folds wide vectors to 8,192 slots, as
+buckets may be, and adds slots into 256 columns.
 """
 
 from __future__ import annotations

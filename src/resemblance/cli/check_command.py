@@ -25,6 +25,7 @@ from ..gate.thresholds import gathered
 from ..gate.verdict_files import junit_of_mistake
 from . import tables
 from .commands import Json, Raw, Size, app
+from .output_files import STANDARD_OUTPUT, check_outputs
 from .recorded_on_the_spot import Network, Samples, recorded
 
 _WHICH = "A file (.rsm), or a model as --model of record takes it, with --data."
@@ -80,7 +81,7 @@ def check(
 ) -> None:
     """Check a copy against thresholds. Exit status: 0 passes, 1 fails, 3 undecided, 2 a mistake."""
     files = {"--json": json_file, "--junit": junit, "--markdown": markdown}
-    _check_files(files)
+    _check_files(files, [base, copy, base_weights, copy_weights, thresholds, data])
     asked: dict[str, Any] = {"min": minimum, "min_db": min_db, "thresholds": thresholds}
     asked |= {"max_disagreement": max_disagreement, "max_kl": max_kl, "max_js": max_js}
     on = Samples(data, size, raw, limit, layer, device, length)
@@ -100,16 +101,15 @@ def check(
     raise typer.Exit(verdict.exit_status)
 
 
-def _check_files(files: Mapping[str, str | None]) -> None:
+def _check_files(files: Mapping[str, str | None], read: Sequence[str | Path | None]) -> None:
     """Refuse what could not be written once there is a verdict."""
-    printed = [option for option, file in files.items() if file in tables.STANDARD_OUTPUT]
+    printed = [option for option, file in files.items() if file in STANDARD_OUTPUT]
     if len(printed) > 1:
         raise DataError(
             f"expected one thing on standard output, found {' and '.join(printed)}; give files to "
             "the others"
         )
-    for file in files.values():
-        tables.check_json(file)
+    check_outputs(*files.values(), read=read)
 
 
 def _written(files: Sequence[tuple[str, str]]) -> bool:
@@ -117,9 +117,9 @@ def _written(files: Sequence[tuple[str, str]]) -> bool:
 
     That one comes last, so that files are there also if its reader leaves.
     """
-    last = [text for file, text in files if file in tables.STANDARD_OUTPUT]
+    last = [text for file, text in files if file in STANDARD_OUTPUT]
     for file, text in files:
-        if file not in tables.STANDARD_OUTPUT:
+        if file not in STANDARD_OUTPUT:
             write_atomically(file, text.encode())
     for text in last:
         typer.echo(text, nl=False)
@@ -132,7 +132,7 @@ def _mistakes_written(junit: str | None) -> Iterator[None]:
     try:
         yield
     except (ResemblanceError, OSError) as error:
-        if junit is not None and junit not in tables.STANDARD_OUTPUT:
+        if junit is not None and junit not in STANDARD_OUTPUT:
             write_atomically(junit, junit_of_mistake(str(error)).encode())
         raise
 

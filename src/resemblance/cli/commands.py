@@ -17,9 +17,9 @@ from typer import Argument, Option
 
 import resemblance as rs
 
-from .._atomic_files import check_writable
 from ..similarity.combinations import ESTIMATORS, INDICES, KERNELS
 from . import sharing, tables
+from .output_files import check_outputs
 
 app = typer.Typer(
     name="resemblance",
@@ -108,7 +108,7 @@ def layers(
     from .._model.model_pass import opened
     from .._model.named_models import load_model
 
-    tables.check_json(json_file)
+    check_outputs(json_file, read=[model, data, weights])
     net = load_model(model, weights=weights)
     few = 0 if ".py:" in data else 2  # what a trial needs; a function may give what has no length
     samples = load_data(data, size=size, raw=raw, model=model, limit=few, buffer=1)
@@ -214,8 +214,7 @@ def record(
     from ..recording import checkpoint_files
     from ..recording.by_name import Wanted, opened_data, record_named
 
-    check_writable(out)
-    tables.check_json(json_file)
+    check_outputs(out, json_file, checkpoint, read=[model, data, weights, outputs_of])
     text = TextOptions(length, cast(Any, packing), text_field)
     wanted = Wanted(
         model, data, weights, pretrained, size, raw, on_bad == "skip", limit, text, buffer=buffer
@@ -257,8 +256,7 @@ def merge(
     json_file: Json = None,
 ) -> None:
     """Put shards that were recorded apart together into one file."""
-    check_writable(out)
-    tables.check_json(json_file)
+    check_outputs(out, json_file, read=files)
     rep = rs.merge(rs.load(file) for file in files)
     rep.save(out)
     if not tables.wrote_json(json_file, tables.about(rep, out)):
@@ -292,9 +290,9 @@ def compare(
     from . import two_kernels
     from .compared_layers import show_compared
 
-    tables.check_json(json_file)
     if png is not None:
         png = figures.picture(png)
+    check_outputs(json_file, png, read=[a, b])
     one, two = rs.load(a), rs.load(b)
     how: dict[str, Any] = {"index": index, "estimator": estimator, "centre": centre}
     if kernel is None:
@@ -321,9 +319,9 @@ def adaptation(
     """How much must a network change for the data it was recorded on?"""
     from ..views import figures
 
-    tables.check_json(json_file)
     if png is not None:
         png = figures.picture(png)
+    check_outputs(json_file, png, read=files)
     results = [rs.adaptation(rs.load(file), kernel=cast(Any, kernel)) for file in files]
     if png is not None:
         figures.save(results[0].plot(*results[1:]), png)
@@ -343,7 +341,7 @@ def report(
     ] = False,
 ) -> None:
     """Write one self-contained page that compares any number of recorded networks."""
-    check_writable(out)
+    check_outputs(out, read=files)
     rs.report([rs.load(file) for file in files], out, title=title or None, in_order=in_order)
     many = "1 network" if len(files) == 1 else f"{len(files)} networks"
     tables.say(f"{out}: {many}, {out.stat().st_size / 1e6:.2f} MB")
@@ -352,7 +350,7 @@ def report(
 @app.command()
 def info(files: Files, json_file: Json = None) -> None:
     """Say what recorded files hold and where it came from."""
-    tables.check_json(json_file)
+    check_outputs(json_file, read=files)
     found = [tables.about(rs.load(file), file) for file in files]
     if not tables.wrote_json(json_file, found):
         for i, about in enumerate(found):

@@ -9,10 +9,10 @@ from typer import Argument, Option
 
 import resemblance as rs
 
-from .._atomic_files import check_writable
 from ..errors import DataError, FormatError
 from . import tables
 from .commands import DataName, Json, Raw, Size, app
+from .output_files import check_outputs
 
 if TYPE_CHECKING:
     from ..recommending.recommendation import Recommendation
@@ -75,9 +75,7 @@ def recommend(
     from .._data.named_data import load_data
     from ..recommending.model_files import networks_in
 
-    tables.check_json(json_file)
-    if out is not None:
-        check_writable(out)
+    check_outputs(out, json_file, read=[data, models, labels, reference])
     if zoo is None and models is None:
         raise DataError("expected a ZOO, --models FILE, or both; found neither")
     networks = None if models is None else networks_in(models, device=device)

@@ -17,6 +17,7 @@ from typer import Argument, Option
 from ..errors import DataError
 from . import tables
 from .commands import Json, app
+from .output_files import check_outputs
 
 if TYPE_CHECKING:
     from ..sweep.job_files import Jobs
@@ -50,7 +51,7 @@ def sweep(
     from ..sweep import job_files, whole_sweep
     from .sweep_progress import progress
 
-    tables.check_json(json_file)
+    check_outputs(json_file, read=[jobs])
     asked = job_files.read(jobs)
     with_engine = _engine(engine, workers, devices, retries)
     found = whole_sweep.standing(asked)

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .._atomic_files import check_writable, write_atomically
+from .._atomic_files import write_atomically
 from .._shown_text import shown
 from . import digits
+from .output_files import STANDARD_OUTPUT
 from .short_names import ELLIPSIS, cells, shared_prefix, shortened
 
 if TYPE_CHECKING:
     from ..representation.representation import Representation
 
-STANDARD_OUTPUT = ("-", "/dev/stdout")
 _IN_A_PIPE = 100  # characters
 _LEAST = 40
 _GAP = "  "
@@ -38,12 +38,6 @@ _IN_WORDS = ("shards", "lacks")  # facts that may take several lines
 _BLOCKS = "▏▎▍▌▋▊▉█"  # an eighth of a cell to all of it
 _PLAIN = dict(zip("…±–−×─‖μ∞", ("~", "+-", "-", "-", "x", "-", "|", "mu", "inf"), strict=True))
 _PLAIN |= dict(zip(_BLOCKS, "   #####", strict=True))
-
-
-def check_json(file: str | None) -> None:
-    """Refuse a file that could not be written once there is something to write."""
-    if file is not None and file not in STANDARD_OUTPUT:
-        check_writable(file)
 
 
 def wrote_json(file: str | None, content: Any) -> bool:

@@ -17,6 +17,7 @@ import resemblance as rs
 
 from . import digits, tables
 from .commands import Json, app
+from .output_files import check_outputs
 from .tables import Column
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def add(
     json_file: Json = None,
 ) -> None:
     """Add recordings. What is there stays one entry, and gets the tags as well."""
-    tables.check_json(json_file)
+    check_outputs(json_file, read=files)
     with rs.Zoo(place) as found:
         before = {entry.id for entry in found}
         added: list[Entry] = []
@@ -88,7 +89,7 @@ def list_(
     json_file: Json = None,
 ) -> None:
     """List what is there, without reading recordings."""
-    tables.check_json(json_file)
+    check_outputs(json_file)
     with rs.Zoo(place, create=False) as found:
         entries = found.list(tag=tag, name=name, group=group)
         count = len(found)
@@ -115,7 +116,7 @@ def search(
     json_file: Json = None,
 ) -> None:
     """Find the networks most like one, with standard errors."""
-    tables.check_json(json_file)
+    check_outputs(json_file, read=[query])
     with rs.Zoo(place, create=False) as zoo:
         found = zoo.search(query, kernel=cast(Any, kernel), layer=layer, tag=tag, limit=limit)
     if not tables.wrote_json(json_file, found.to_dict()):
@@ -125,7 +126,7 @@ def search(
 @zoo.command()
 def derivatives(place: Place, query: Query, limit: Limit = 10, json_file: Json = None) -> None:
     """Find the networks that one was made from, or that were made from it."""
-    tables.check_json(json_file)
+    check_outputs(json_file, read=[query])
     with rs.Zoo(place, create=False) as zoo:
         found = zoo.derivatives(query, limit=limit)
     if not tables.wrote_json(json_file, found.to_dict()):
@@ -140,7 +141,7 @@ def tree(
     json_file: Json = None,
 ) -> None:
     """Draw which networks were made from which."""
-    tables.check_json(json_file)
+    check_outputs(json_file)
     with rs.Zoo(place, create=False) as zoo:
         found = zoo.family_tree(group=group)
     if not tables.wrote_json(json_file, found.to_dict()):
@@ -160,7 +161,7 @@ def tag(
     json_file: Json = None,
 ) -> None:
     """Give an entry tags, and take others off."""
-    tables.check_json(json_file)
+    check_outputs(json_file)
     with rs.Zoo(place, create=False) as zoo:
         entry = zoo.tag(key, *(tags or ()), remove=remove or ())
     if not tables.wrote_json(json_file, entry.to_dict()):
@@ -170,7 +171,7 @@ def tag(
 @zoo.command()
 def remove(place: Place, keys: Keys, json_file: Json = None) -> None:
     """Remove entries and their recordings."""
-    tables.check_json(json_file)
+    check_outputs(json_file)
     with rs.Zoo(place, create=False) as zoo:
         ids = [zoo.entry(key).id for key in keys]  # a mistake in one of them removes none
         gone = [zoo.remove(id) for id in dict.fromkeys(ids)]
@@ -188,7 +189,7 @@ def verify(
     json_file: Json = None,
 ) -> None:
     """Read everything, and say what is damaged. Exit status: 0 nothing that was added, 1 some."""
-    tables.check_json(json_file)
+    check_outputs(json_file)
     with rs.Zoo(place, create=False) as zoo:
         found, count = zoo.verify(sweep=sweep), len(zoo)
     if not tables.wrote_json(json_file, [_damage(damage) for damage in found]):
@@ -205,7 +206,7 @@ def export(
     json_file: Json = None,
 ) -> None:
     """Write recordings as plain files, with an index.json about them."""
-    tables.check_json(json_file)
+    check_outputs(json_file)
     with rs.Zoo(place, create=False) as zoo:
         files = zoo.export(out, keys)
     if not tables.wrote_json(json_file, [str(file) for file in files]):

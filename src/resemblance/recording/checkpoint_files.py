@@ -20,6 +20,7 @@ import numpy as np
 
 from .._atomic_files import check_writable
 from ..errors import FormatError, MismatchError
+from ..representation import container
 from ..representation.file_format import opened, save
 from ..representation.merging import joined
 from ..representation.representation import Representation
@@ -110,9 +111,18 @@ def numbers(path: str | os.PathLike[str]) -> list[int]:
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """Remove the checkpoints of a pass whose result is safe."""
-    for number in numbers(path):
-        _named(Path(path), number).unlink(missing_ok=True)
+    """Remove the checkpoints of a pass whose result is safe, and nothing but checkpoints."""
+    for file in (_named(Path(path), number) for number in numbers(path)):
+        if _is_checkpoint(file):
+            file.unlink(missing_ok=True)
+
+
+def _is_checkpoint(file: Path) -> bool:
+    try:
+        header, _ = container.read(file, lambda *_: [])
+    except FormatError:
+        return False
+    return "checkpoint" in header
 
 
 def _named(path: Path, number: int) -> Path:

@@ -82,15 +82,17 @@ class Job:
         Data whose kernels are kept whole are run by the first process alone, in one go.
         """
         rank, count = self.process
+        files = None
+        if self.path is not None:  # what lies there must be this pass's, whether it is used or not
+            files = CheckpointFiles(self.path, json.loads(json.dumps(key())), (rank, count))
+            before, done = files.take_over()
         if whole:
             nothing = np.ones(source.count or 0, bool)
             return Share(self.shard, done=nothing if rank else None), None, None
         share = Share(self.shard, (rank, count))
         source.check(share)
-        if self.path is None:
+        if files is None:
             return share, None, None
-        files = CheckpointFiles(self.path, json.loads(json.dumps(key())), (rank, count))
-        before, done = files.take_over()
         if self.ranks:
             several_processes.agree()  # before anyone writes, so that all read the same
         if done.any() and not source.ordered:
