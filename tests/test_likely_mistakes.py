@@ -578,3 +578,66 @@ def test_a_library_that_is_there_but_broken(folder):
         "torchvision::nms does not exist); install one that fits the rest: pip install "
         "'resemblance[vision]' --force-reinstall\n"
     )
+
+
+# -- numbers and words that others take, or refuse ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "number", [np.int64(8), np.int32(8), np.uint8(8), torch.tensor(8)], ids=repr
+)
+@pytest.mark.parametrize("option", ["buckets", "block", "blocks", "max_dim", "batch_size"])
+def test_whole_numbers_of_other_libraries_are_taken(option, number):
+    found = rs.record(net(), X, **{option: number}, progress=False).settings
+    assert found == rs.record(net(), X, **{option: 8}, progress=False).settings
+
+
+def test_a_table_of_pandas_is_an_array():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(X.numpy())
+    assert rs.record(net().eval(), table).data == rs.record(net().eval(), X).data
+
+
+def test_masked_values_are_refused():
+    x = np.ma.masked_array(X.numpy(), X.numpy() > 2.5)
+    refused(lambda: rs.record(net(), x), "expected an array without masked values; fill them")
+    refused(lambda: rs.record_arrays(x, data_id="x"), "expected an array without masked values")
+    unmasked = np.ma.masked_array(X.numpy(), np.zeros(X.shape, bool))
+    assert rs.record(net().eval(), unmasked).data == rs.record(net().eval(), X).data
+
+
+SAID = {
+    "a name that is a number": (lambda a, b, tmp: a.renamed(1), "name must be a text"),
+    "a name that is nothing": (lambda a, b, tmp: a.renamed(""), "name must be a text"),
+    "half a character": (lambda a, b, tmp: a.renamed("\ud800"), "text of whole characters"),
+    "a data_id of half a character": (
+        lambda a, b, tmp: rs.record(net(), X, data_id="\ud800"),
+        "data_id must be text of whole characters",
+    ),
+    "a task's name": (lambda a, b, tmp: rs.task2vec(net(), X, name=3), "name must be a text"),
+    "a title": (lambda a, b, tmp: rs.report([a, b], tmp / "r.html", title=3), "title must be"),
+    "a level in words": (lambda a, b, tmp: rs.compare(a, b).interval("x"), "level must lie"),
+    "a list of levels": (lambda a, b, tmp: rs.compare(a, b).interval([0.9]), "level must lie"),
+    "a level of adaptation": (
+        lambda a, b, tmp: rs.adaptation(a).interval("log_ratio", None),
+        "level must lie",
+    ),
+    "a least fall in words": (
+        lambda a, b, tmp: rs.compare(a, b, kernel="features").parting(least="x"),
+        "least must lie between 0 and 1",
+    ),
+    "indices in two rows": (
+        lambda a, b, tmp: rs.CountSketch().assign([[1, 2]]),
+        r"must be a list of them; found shape \(1, 2\)",
+    ),
+    "a path with a NUL": (lambda a, b, tmp: a.save(f"{tmp}/a\0b"), r"a\\x00b.*name another file"),
+    "a path that cannot be spelt": (lambda a, b, tmp: a.save(f"{tmp}/\ud800"), "name another"),
+    "an empty path": (lambda a, b, tmp: a.save(""), "found an empty one"),
+}
+
+
+@pytest.mark.parametrize(("call", "found"), SAID.values(), ids=SAID)
+def test_words_and_numbers_that_cannot_be(call, found, tmp_path):
+    a, b = (rs.record(net(), X, progress=False) for _ in "ab")
+    refused(lambda: call(a, b, tmp_path), found)
+    assert list(tmp_path.iterdir()) == []

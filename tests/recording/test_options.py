@@ -9,7 +9,7 @@ import torch
 import networks
 import resemblance as rs
 from resemblance.errors import DataError
-from resemblance.recording.options import Keep, check_batch_size
+from resemblance.recording.options import Keep, checked_batch_size
 
 G = torch.Generator().manual_seed(0)
 VECTORS = torch.randn(40, 6, generator=G)
@@ -83,12 +83,12 @@ def test_settings_hold_plain_numbers_and_nothing_that_has_no_meaning():
 
 @pytest.mark.parametrize("size", [1, 128, "auto"])
 def test_batch_sizes_that_can_be(size):
-    check_batch_size(size)
+    checked_batch_size(size)
 
 
 @pytest.mark.parametrize("size", [0, -1, "large", ""])
 def test_batch_sizes_that_cannot_be(size):
     with pytest.raises(DataError, match=r'batch_size must be .* 1 or more, or "auto"; found'):
-        check_batch_size(size)
+        checked_batch_size(size)
     with pytest.raises(DataError, match=r"batch_size must be .* 1 or more; found"):
         rs.record_arrays(VECTORS, data_id="x", batch_size=size)

@@ -56,12 +56,22 @@ def _has_samples(leaf: Any) -> bool:
     return getattr(leaf, "ndim", 1) > 0
 
 
+def refuse_masked(array: Any) -> None:
+    """An error if values of an array are hidden by a mask, which nothing here would see."""
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise DataError(
+            "expected an array without masked values; fill them, such as with filled(0), or leave "
+            "their samples out"
+        )
+
+
 def _as_tensor(leaf: Any) -> Any:
     """An array of numbers as a tensor, one of strings as a list of them."""
     if not isinstance(leaf, np.ndarray):
         return leaf
     if leaf.ndim == 1 and all(isinstance(value, str) for value in leaf[:1]):
         return leaf.tolist()
+    refuse_masked(leaf)
     try:
         native = leaf.astype(leaf.dtype.newbyteorder("="), copy=False)
         return torch.from_numpy(np.ascontiguousarray(native))

@@ -114,6 +114,8 @@ def source(
     """The data as indexed samples; `fewest` is how many blocks `"auto"` makes of small data."""
     if isinstance(data, str | bytes | os.PathLike | nn.Module):
         raise _unknown(data)
+    if hasattr(data, "to_numpy"):  # a table of pandas, or what is like one
+        data = data.to_numpy()
     if is_streaming_table(data):
         data = stream(data)
     if isinstance(data, Stream):

@@ -52,6 +52,8 @@ class CountSketch:
     def assign(self, indices: ArrayLike) -> tuple[Tensor, Tensor]:
         """Buckets (int64) and signs (float32, scaled by 1/√t), each (n, per_sample)."""
         index = np.atleast_1d(np.asarray(indices))
+        if index.ndim > 1:
+            raise DataError(f"sample indices must be a list of them; found shape {index.shape}")
         if index.size and index.dtype.kind not in "iu":
             raise DataError(f"sample indices must be whole numbers; found {index.dtype}")
         if index.size and index.min() < 0:

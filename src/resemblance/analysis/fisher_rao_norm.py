@@ -81,7 +81,7 @@ def fisher_rao(rep: Given, *, depth: int | None = None) -> FisherRao:
         assert layer.products is not None  # as there are gradients
         second, fourth = layer.products.inner_squared / n, layer.products.inner_fourth / n
         norms[layer.name] = (depth + 1) * second**0.5
-        spread = (max(fourth - second**2, 0.0) / n) ** 0.5  # of the mean of ⟨f, g⟩²
+        spread = (max(fourth - second * second, 0.0) / n) ** 0.5  # of the mean of ⟨f, g⟩²
         errors[layer.name] = (depth + 1) * spread / (2 * second**0.5) if second else float("nan")
     return FisherRao(rep.name, depth, norms, errors)
 

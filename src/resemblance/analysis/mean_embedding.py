@@ -14,6 +14,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -87,6 +88,8 @@ class Adaptation:
         By Student's t: where few samples carry a kernel, a standard error is itself uncertain.
         """
         value, error = self[column], self[f"{column}_stderr"]
+        if not (isinstance(level, Real) and 0 < level < 1):
+            raise DataError(f"level must lie between 0 and 1; found {level!r}")
         far = error_bars.student_t(level, self.df[column]) * error
         return value - far, value + far
 

@@ -24,6 +24,7 @@ from torch.func import functional_call, vjp, vmap
 
 from .._by_content import by_content
 from .._data.batches import inputs_of, tree_map
+from .._given_words import check_words
 from .._model.altered_layers import layer_of
 from .._model.call_trace import Call, bare_name, modules_of, plain_name
 from .._model.losses import FindLogits, find_logits
@@ -179,6 +180,8 @@ def task2vec(
     torch.Size([5])
     """
     seed = checked_seed(seed)
+    if name is not None:
+        check_words(name=name)
     if draws not in ("auto", None):
         whole_number("draws", draws, 1, also=', or None or "auto"')
     if chunk is None:

@@ -9,14 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._data.batches import refuse_masked
 from .._data.shares import Share
 from .._data.sources import source
+from .._given_words import check_words
 from .._ops.device_choice import refuse_other_default
 from .._whole_numbers import whole_number
 from ..errors import DataError
 from ..representation.provenance import DataInfo, Made, ModelInfo
 from ..representation.representation import Representation
-from .options import Keep, check_words
+from .options import Keep
 from .pass_sums import Handling, PassSums
 
 
@@ -70,10 +72,10 @@ def record_arrays(
             f"{shapes[1]} for {shapes[0]}"
         )
     total = next(iter(lengths.values()))
-    whole_number("batch_size", batch_size, 1)
+    batch_size = whole_number("batch_size", batch_size, 1)
     keep = Keep(seed, buckets, per_sample, block, blocks, max_dim, elementwise, shard, keep_sums)
     aim = "none" if g is None else target
-    rows, share = source(np.arange(total), seed=seed, block=block), Share(keep.share)
+    rows, share = source(np.arange(total), seed=keep.seed, block=keep.block), Share(keep.share)
     rows.check(share)
     settings = keep.settings(rows.block, "flatten", aim, None)
     few = keep.few(total, rows.block)
@@ -105,6 +107,7 @@ def _real(name: str, array: Any) -> Any:
             array = np.asarray(array)
         except ValueError as error:
             raise DataError(f"{name!r}: expected rows of one length ({error})") from error
+    refuse_masked(array)
     dtype, shape = array.dtype, tuple(array.shape)
     if getattr(dtype, "kind", "") in tuple("cOSUMm") or getattr(dtype, "is_complex", False):
         raise DataError(

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch import nn
 
 from .._data.tokenizer_facts import facts
+from .._given_words import check_words
 from .._model.evaluation_mode import unwrap
 from .._model.losses import FindLogits, Target
 from .._model.model_pass import RunModel
@@ -21,7 +22,7 @@ from ..representation.as_given import Given, recording
 from ..representation.representation import Representation
 from .jobs import Checkpoint, Job, Shard
 from .one_pass import OnePass
-from .options import Keep, check_batch_size, check_words
+from .options import Keep, checked_batch_size
 from .pass_sums import Handling
 from .sampling_unit import sampled
 
@@ -134,7 +135,7 @@ def record(
 
     Reference: Tang, Maddox, Dickens, Diethe, Damianou 2020, arXiv 2003.11498.
     """
-    check_batch_size(batch_size)
+    batch_size = checked_batch_size(batch_size)
     if compile and deterministic:
         raise DataError(
             "deterministic=True asks for runs that agree bit for bit, which compiled code does not "
@@ -170,5 +171,5 @@ def record(
         progress=progress,
         job=Job.of(keep.share, ranks, checkpoint),
     )
-    asked.settings(block)  # refuses what does not fit, before anything runs
+    asked.settings(keep.block)  # refuses what does not fit, before anything runs
     return asked.job.result(asked.recorded, keep_sums=keep.sums)

@@ -30,17 +30,19 @@ class Keep:
     tokens: int | None = None  # of each sequence, where these are the samples
 
     def __post_init__(self) -> None:
-        checked_seed(self.seed)
-        if self.block != "auto":
-            whole_number("block", self.block, 1, also=', or "auto"')
+        plain = {"seed": checked_seed(self.seed)}  # of Python's own kind, whatever was given
         for name, least in (("blocks", 0), ("buckets", 0), ("per_sample", 1)):
-            whole_number(name, getattr(self, name), least)
+            plain[name] = whole_number(name, getattr(self, name), least)
+        if self.block != "auto":
+            plain["block"] = whole_number("block", self.block, 1, also=', or "auto"')
         if self.tokens is not None:
-            whole_number("tokens", self.tokens, 1)
+            plain["tokens"] = whole_number("tokens", self.tokens, 1)
+        if self.max_dim not in ("auto", None):
+            plain["max_dim"] = whole_number("max_dim", self.max_dim, 1, also=', or "auto" or None')
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
         if self.buckets:
             CountSketch(self.buckets, self.seed, self.per_sample)  # refuses what does not fit
-        if self.max_dim not in ("auto", None):
-            whole_number("max_dim", self.max_dim, 1, also=', or "auto" or None')
         given: Any = (0, 1) if self.shard is None else self.shard
         pair = isinstance(given, tuple | list) and len(given) == 2 and all(map(is_whole, given))
         if not pair or not 0 <= given[0] < given[1]:
@@ -70,7 +72,7 @@ class Keep:
     def settings(
         self, block: int | Literal["auto"], pool: str, target: str, beta: float | None
     ) -> Settings:
-        """As plain numbers whatever the caller's types, with the block that fits the data."""
+        """With the block that fits the data."""
         if self.elementwise and target == "none":
             raise DataError("elementwise=True needs gradients; record with both or with neither")
         width = self.max_dim
@@ -78,29 +80,23 @@ class Keep:
             room = _BUCKET_BYTES // (3 * 4 * max(self.buckets, 1))
             width = 1 << (max(room, 1).bit_length() - 1)
         return Settings(
-            seed=int(self.seed),
-            buckets=int(self.buckets),
-            per_sample=int(self.per_sample) if self.buckets else 1,
+            seed=self.seed,
+            buckets=self.buckets,
+            per_sample=self.per_sample if self.buckets else 1,
             block=0 if block == "auto" else int(block),
-            blocks=int(self.blocks),
-            max_dim=int(width) if self.buckets and width is not None else None,
+            blocks=self.blocks,
+            max_dim=width if self.buckets else None,
             pool=pool,
             target=target,
             beta=float(beta) if target == "tempered" and beta is not None else None,
             elementwise=bool(self.elementwise),
             unit="sample" if self.tokens is None else "token",
-            tokens=int(self.tokens or 1),
+            tokens=self.tokens or 1,
         )
 
 
-def check_batch_size(batch_size: int | str) -> None:
-    """An error unless it is a number of samples or `"auto"`."""
-    if batch_size != "auto":
-        whole_number("batch_size", batch_size, 1, also=', or "auto"')
-
-
-def check_words(**options: Any) -> None:
-    """An error unless each is a text that is not empty."""
-    for name, value in options.items():
-        if not isinstance(value, str) or not value:
-            raise DataError(f"{name} must be a text that is not empty; found {value!r}")
+def checked_batch_size(batch_size: int | Literal["auto"]) -> int | Literal["auto"]:
+    """A number of samples or `"auto"`, or an error."""
+    if batch_size == "auto":
+        return "auto"
+    return whole_number("batch_size", batch_size, 1, also=', or "auto"')

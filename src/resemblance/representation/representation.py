@@ -16,6 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from .._by_content import by_content
+from .._given_words import check_words
 from .._whole_numbers import is_whole
 from ..errors import LayerError, nearest
 from .layer import Layer
@@ -133,6 +134,7 @@ class Representation:
 
     def renamed(self, name: str) -> Representation:
         """The same under another model name."""
+        check_words(name=name)
         return replace(self, model=replace(self.model, name=name))
 
     def save(self, path: str | os.PathLike[str]) -> Path:

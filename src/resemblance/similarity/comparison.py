@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,7 +199,7 @@ class Comparison:
         where few samples carry a score. Ends are kept in the range of the index. Bias, which
         buckets and NBS have, is not covered.
         """
-        if not 0 < level < 1:
+        if not (isinstance(level, Real) and 0 < level < 1):
             raise DataError(f"level must lie between 0 and 1; found {level!r}")
         df = np.full(self.scores.shape, _MANY) if self.df is None else self.df
         wide = student_t(level, df) * self.stderr

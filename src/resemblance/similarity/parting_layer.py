@@ -20,6 +20,7 @@ last digit, which says that both were computed alike, a ten-thousandth of that i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -108,7 +109,7 @@ def parting(of: Comparison, least: float | None = None) -> Parting:
     tail of Student's t is below 0.05 / layers. An error of zero leaves no doubt either way.
     """
     replicates = _usable(of)
-    if least is not None and not 0 <= least < 1:
+    if least is not None and not (isinstance(least, Real) and 0 <= least < 1):
         raise DataError(f"least must lie between 0 and 1, as falls do; found {least!r}")
     direction: Direction = "from the input on"
     scores = of.by_layer()[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -87,7 +88,7 @@ class Course:
         It is where its score with the last checkpoint, less two standard errors, is `level` or more
         from there on; the last checkpoint, if it is so nowhere before. None without a score.
         """
-        if not 0 < level <= 1:
+        if not (isinstance(level, Real) and 0 < level <= 1):
             raise DataError(f"level must lie between 0 and 1, as scores do; found {level!r}")
         score, error = self.against_last()
         sure = score - 2 * np.nan_to_num(error) >= level

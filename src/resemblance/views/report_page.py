@@ -26,6 +26,7 @@ import numpy as np
 
 from .. import __version__
 from .._atomic_files import check_writable, write_atomically
+from .._given_words import check_words
 from .._progress_bar import progress as progress_bar
 from .._shown_text import shown
 from ..analysis.mean_embedding import adaptation
@@ -78,6 +79,8 @@ def report(
     and 1.5 MB.
     """
     check_writable(path)
+    if title is not None:
+        check_words(title=title)
     content, numbers = contents(reps, title=title, in_order=in_order, progress=progress)
     data = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
     parts = {
