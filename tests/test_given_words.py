@@ -16,8 +16,3 @@ def test_text_of_any_language_is_a_word():
 def test_what_is_no_text_is_refused_by_name(value):
     with pytest.raises(DataError, match="title must be a text that is not empty; found"):
         check_words(name="net", title=value)
-
-
-def test_half_a_character_is_refused():
-    with pytest.raises(DataError, match=r"name must be text of whole characters; found '\\ud800'"):
-        check_words(name="\ud800")

@@ -1,7 +1,9 @@
 """`compare_all`: the same numbers as `compare`, pair by pair."""
 
+import warnings
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -268,3 +270,29 @@ def test_a_layer_that_is_not_there_is_refused(zoo):
 def test_the_symmetric_product_is_the_product():
     x = torch.randn(300, 7, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(many.symmetric_product(x), x @ x.T)
+
+
+@pytest.mark.parametrize("samples", [2, 3])
+def test_centred_and_debiased_takes_four_samples(samples):
+    a, b = (recorded(net, n=samples) for net in range(2))
+    for compare in (lambda **how: rs.compare(a, b, **how), partial(rs.compare_all, [a, b])):
+        with pytest.raises(MismatchError, match=f"takes 4 samples at least, found {samples}; rec"):
+            compare(kernel="features", index="cka-debiased")
+        compare(kernel="features", index="cka-debiased", centre=False)
+
+
+@pytest.mark.filterwarnings("default:.*error bars cannot be trusted")
+def test_a_warning_says_that_few_samples_carry_kernels():
+    rng = np.random.default_rng(0)
+    f = rng.normal(size=(1100, 12))
+    few = np.arange(1100)[:, None] < 20
+    gradients = [rng.normal(size=f.shape) * scale for scale in (1, few, few)]
+    nets = [rs.record_arrays(f, g, data_id="x", name=f"net{i}") for i, g in enumerate(gradients)]
+    said = r"kernels of 'net1', 'net2' are carried by the equivalent of \d+ samples \(n_eff\) of"
+    with pytest.warns(ResemblanceWarning, match=said) as w:
+        rs.compare_all(nets, kernel="gradients")
+    assert w[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rs.compare_all(nets, kernel="features")
+        rs.compare_all([nets[1], nets[1].renamed("copy")], kernel="gradients")  # which are the same

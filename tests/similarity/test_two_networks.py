@@ -303,3 +303,30 @@ def test_error_bars_are_doubted_where_few_samples_or_blocks_carry_a_score(sample
     fewest = min(12, len(rep.block_sizes) / 4)
     assert said(limit + 1, blocks=fewest - 0.5)
     assert said(limit + 1, blocks=fewest + 0.5) == []
+
+
+@pytest.mark.parametrize(("block", "index"), [(8, "cka"), (15, "rsa")])
+def test_errors_from_small_blocks_come_with_a_warning(block, index):
+    x, y = np.random.default_rng(0).normal(size=(2, 1200, 10))
+    how = {"data_id": "x", "buckets": 0, "blocks": 200}
+    a, b = (rs.record_arrays(v, block=block, **how) for v in (x, x + y))
+    said = f"error bars of centred scores from blocks of {block} samples are too short; record"
+    with pytest.warns(ResemblanceWarning, match=said):
+        rs.compare(a, b, kernel="features", index=index)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rs.compare(a, b, kernel="features", index="cka-debiased")
+        a, b = (rs.record_arrays(v, block=16, **how) for v in (x, x + y))
+        rs.compare(a, b, kernel="features", index=index)
+
+
+def test_one_of_very_few_samples_that_carries_all_is_told():
+    x = np.random.default_rng(0).normal(size=(5, 12))
+    a, b = (rs.record_arrays(v, data_id="x") for v in (x, x + np.eye(5, 12)))
+    scale = np.array([[6], [1], [1], [1], [1]])
+    heavy = [rs.record_arrays(v * scale, data_id="x") for v in (x, x[:, ::-1])]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rs.compare(a, b, kernel="features", centre=False)
+    with pytest.warns(ResemblanceWarning, match="error bars cannot be trusted"):
+        rs.compare(*heavy, kernel="features", centre=False)

@@ -189,4 +189,6 @@ def of_name(data_id: str, count: int) -> np.ndarray:  # (n,) uint64
 
 
 def _of_text(text: str) -> np.uint64:
-    return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=8).digest(), np.uint64)[0]
+    return np.frombuffer(
+        hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), np.uint64
+    )[0]

@@ -24,7 +24,8 @@ def merge(parts: Iterable[Given], *, keep_sums: bool = False) -> Representation:
     """One Representation from shards recorded apart, or from their files, in any order.
 
     Accumulators add and blocks concatenate, so the result is what one pass over all of the data
-    gives, to float round-off. It keeps the accumulators while shards are missing.
+    gives, to float round-off; but for up to 1,024 samples, of which one pass keeps the whole
+    kernel. It keeps the accumulators while shards are missing.
     """
     shards = sorted(recordings(parts), key=lambda part: part.data.shards)
     if not shards:

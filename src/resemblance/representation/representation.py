@@ -16,9 +16,8 @@ from pathlib import Path
 from torch import Tensor
 
 from .._by_content import by_content
-from .._given_words import check_words
 from .._whole_numbers import is_whole
-from ..errors import LayerError, nearest
+from ..errors import DataError, LayerError, nearest
 from .layer import Layer
 from .outputs import Outputs
 from .provenance import DataInfo, Made, ModelInfo
@@ -134,7 +133,8 @@ class Representation:
 
     def renamed(self, name: str) -> Representation:
         """The same under another model name."""
-        check_words(name=name)
+        if not isinstance(name, str):
+            raise DataError(f"name must be a text; found {name!r}")
         return replace(self, model=replace(self.model, name=name))
 
     def save(self, path: str | os.PathLike[str]) -> Path:

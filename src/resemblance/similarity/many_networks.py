@@ -37,10 +37,17 @@ from .error_bars import Carried
 from .left_out_sequences import Group
 from .pair_sums import factors, level_in_place
 from .predictions_of_many import behaviour_of_all
-from .two_networks import check_recorded, constant_layer, no_blocks
+from .two_networks import (
+    check_recorded,
+    constant_layer,
+    fewest_effective,
+    no_blocks,
+    refuse_few,
+)
 from .whole_estimates import is_whole
 
 _ROWS = 256  # kernels of blocks to work on at a time
+_SAME = 1e-6  # 1 less a score: round-off, of a network and its copy
 _FEW, _SAMPLES = 32, 2048  # networks that are compared on all samples; enough samples for more
 
 
@@ -89,6 +96,7 @@ def compare_all(
         blocks = whole_number("blocks", blocks, 1)
     refuse_incomparable(reps, kernel)
     asked = Question(kernel, index, kernel == "features" if centre is None else centre, "blocks")
+    refuse_few(reps[0], asked)
     chosen, matched_by = _matched_layers(reps, layer)
     sizes = reps[0].block_sizes[: _whole_windows(reps[0], blocks or _enough(reps))]
     weight = block_estimates.weights(sizes, reps[0].samples, centre=asked.centre)
@@ -127,6 +135,10 @@ def compare_all(
     # each is a mean already, so that one definition has the rest
     means = (x.div_(averaged).cpu().numpy() for x in (scores[None], left_out[:, None]))
     value, error = mean_over_layers(*means)
+    carriers = torch.stack(n_eff, 1).cpu().numpy()
+    differ = np.any(value < 1 - _SAME, axis=1)
+    if few := _untrusted(reps, carriers, differ, _samples(used)):
+        warnings.warn(few, ResemblanceWarning, stacklevel=2)
     return ComparisonMatrix(
         models=tuple(rep.name for rep in reps),
         scores=value,
@@ -137,10 +149,31 @@ def compare_all(
         centre=asked.centre,
         samples=_samples(used),
         averaged=averaged.int().cpu().numpy(),
-        n_eff=torch.stack(n_eff, 1).cpu().numpy(),
+        n_eff=carriers,
         tokens=reps[0].settings.tokens_of_each,
         matched_by=matched_by,
         behaviour=behaviour_of_all(reps),
+    )
+
+
+def _untrusted(
+    reps: Sequence[Representation],
+    n_eff: np.ndarray,  # (networks, layers)
+    differ: np.ndarray,  # (networks,) whether any other differs from it
+    samples: int,
+) -> str | None:
+    """What to say where too few samples carry kernels to judge errors by."""
+    held = samples // reps[0].settings.tokens
+    doubtful = (n_eff < fewest_effective(reps[0], held)) & differ[:, None]
+    if not doubtful.any():
+        return None
+    names = [repr(rep.name) for rep, few in zip(reps, doubtful.any(1), strict=True) if few]
+    some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    what = "samples" if reps[0].settings.tokens == 1 else "sequences"
+    return (
+        f"some error bars cannot be trusted: kernels of {some} are carried by the equivalent of "
+        f"{n_eff[doubtful].min():.0f} {what} (n_eff) of the {held:,} in them. Record more {what}, "
+        "or gradients with another beta, which sets how unequal samples are"
     )
 
 

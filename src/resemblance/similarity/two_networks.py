@@ -68,6 +68,12 @@ _SPECTRAL = (
 )
 _FEWEST_EFFECTIVE = {True: 100, False: 300}  # samples; whether the kernel of all is known
 _FEWEST_BLOCKS = 12
+_FEWEST_DEBIASED = 4  # samples
+_SMALL_BLOCK = 16  # samples
+_SMALL_BLOCKS = (
+    "error bars of centred scores from blocks of {} samples are too short; record with {} samples "
+    "in a block, or more"
+)
 _SAME = 1e-9  # 1 less a score: round-off, of a layer and itself
 _SKETCHED = (
     "taken from buckets, which hold all samples: few carry these kernels, and most of those lie "
@@ -136,6 +142,7 @@ def compare(
     combinations.check_names(kernel, index, estimator)
     check_recorded(a, b, kernel)
     asked = question(a, b, kernel, index, centre, estimator)
+    refuse_few(a, asked)
     found = _estimate(a, b, asked, device)
     predicted = behaviour(a, b) if no_outputs(a, b) is None else None
     return result(a, b, asked, found, predicted, automatic=estimator == "auto")
@@ -173,6 +180,9 @@ def result(
     ]
     alarms += dict.fromkeys(constant)  # once, also when a network is compared with itself
     alarms += untrusted(a, found)
+    part = a.samples > block_estimates.FEW and blocks and asked.centre and index in ("cka", "rsa")
+    if part and max(a.block_sizes) < _SMALL_BLOCK:
+        alarms.append(_SMALL_BLOCKS.format(max(a.block_sizes), _SMALL_BLOCK))
     for alarm in alarms:
         warnings.warn(alarm, ResemblanceWarning, stacklevel=3)
     matching = match(known(a), known(b), found.scores)
@@ -349,13 +359,21 @@ def are_doubtful(a: Representation, found: Estimate | Comparison) -> np.ndarray:
     """Of which scores the errors cannot be trusted: too few samples, or blocks, carry them."""
     if found.n_eff is None:
         return np.zeros(found.scores.shape, dtype=bool)
-    tokens = a.settings.tokens
-    few = tokens > 1 or a.samples <= block_estimates.FEW
-    limit = min(_FEWEST_EFFECTIVE[few], sum(a.block_sizes) // tokens / 7)
+    limit = fewest_effective(a, sum(a.block_sizes) // a.settings.tokens)
     doubtful: np.ndarray = np.minimum(found.n_eff[0][:, None], found.n_eff[1][None, :]) < limit
     if found.effective_blocks is not None:
         doubtful |= found.effective_blocks < min(_FEWEST_BLOCKS, len(a.block_sizes) / 4)
     return doubtful & np.isfinite(found.scores) & (found.scores < 1 - _SAME)
+
+
+def fewest_effective(a: Representation, held: int) -> float:
+    """The n_eff that a kernel of so many samples, or sequences, must have to judge its error by.
+
+    A hundred where the kernel of all is known, else three hundred, or a seventh of all if that is
+    less; of very few samples, one must not carry nearly all.
+    """
+    few = a.settings.tokens > 1 or a.samples <= block_estimates.FEW
+    return max(1.5, min(_FEWEST_EFFECTIVE[few], held / 7))
 
 
 def constant_layer(model: str, name: str) -> str:
@@ -433,6 +451,15 @@ def no_buckets(a: Representation, b: Representation, *, paired: bool = True) -> 
         return "none were recorded"
     trouble = difference(a, b, ("seed", "buckets", "per_sample", "max_dim"))
     return trouble or (mispaired(a, b) if paired else None)
+
+
+def refuse_few(a: Representation, asked: Question) -> None:
+    """An error if a debiased index, centred, is asked for of too few samples to have one."""
+    if asked.index == "cka-debiased" and asked.centre and a.samples < _FEWEST_DEBIASED:
+        raise MismatchError(
+            f"cka-debiased of centred kernels takes {_FEWEST_DEBIASED} samples at least, found "
+            f"{a.samples}; record more, or use index='cka'"
+        )
 
 
 def check_recorded(a: Representation, b: Representation, kernel: Kernel) -> None:
