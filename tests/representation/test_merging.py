@@ -134,6 +134,16 @@ def refused():
         "shards": (record(shard=(1, 3)), "number of shards differs, 2 and 3"),
         "total": (record(VECTORS[:59], shard=(1, 2)), "samples in all differs, 60 and 59"),
         "id": (record(shard=(1, 2), data_id="x"), "data_id differs, None and 'x'"),
+        "samples": (record(VECTORS + 1, shard=(1, 2)), "the first samples of the data differs"),
+        "order": (record(VECTORS.flip(0), shard=(1, 2)), "the first samples of the data differs"),
+        "labels": (
+            record((VECTORS, torch.arange(60) % 3), shard=(1, 2)),
+            "the first samples of the data differs",
+        ),
+        "outputs": (
+            record(shard=(1, 2), outputs=False),
+            "what the network predicts differs, 'kept' and 'left out'",
+        ),
         "sums": (record(shard=(1, 2)).without_sums(), "dropped its accumulators"),
     }
 
@@ -156,6 +166,19 @@ def test_a_shard_from_an_older_file_lacks_a_hash_and_merges():
     first, second = (record(shard=(i, 2)) for i in range(2))
     older = replace(second, model=replace(second.model, weights=None))
     assert rs.merge([first, older]).complete
+
+
+def test_samples_that_have_a_name_may_be_made_otherwise_in_each_shard(tmp_path):
+    """As where preprocessing draws, or differs between machines."""
+    parts = [record(VECTORS + i / 100, shard=(i, 2), data_id="x") for i in range(2)]
+    assert rs.merge(parts).complete
+    assert [part.data.first for part in parts] == [None, None]
+
+
+def test_a_whole_recording_knows_no_first_samples():
+    parts = [record(shard=(i, 3)) for i in range(3)]
+    assert parts[0].data.first == parts[1].data.first == rs.merge(parts[:2]).data.first
+    assert rs.merge(parts).data.first is record().data.first is None
 
 
 def test_shards_from_other_devices_merge():

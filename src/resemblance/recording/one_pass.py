@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .._data.batches import is_padded, leaves
-from .._data.sample_hashes import SampleReader
+from .._data.sample_hashes import SampleReader, What, of_texts
 from .._data.tokenizer_facts import TokenizerFacts
 from .._model import pooling
 from .._model.layer_choice import Tap, select
@@ -164,7 +164,17 @@ class _Facts:
     def data(self) -> DataInfo:
         source, keep = self.run.source, self.asked.keep
         order: Order = "seeded" if source.ordered else "keyed" if source.keyed else "stream"
-        return DataInfo(self.asked.how.data_id, source.total, order, (keep.share,))
+        named, first = self.asked.how.data_id, None
+        if named is None and source.ordered and keep.share[1] > 1:
+            first = of_texts(self._first("content", "labels"))
+        return DataInfo(named, source.total, order, (keep.share,), first=first)
+
+    def _first(self, *whats: What) -> list[str]:
+        """Hashes of the first samples of the data, which every process and shard looks at."""
+        reader = SampleReader()
+        read = reader.hashing([reader.read(self.run.source.first, known=False)])
+        found = [read.hashes(what) for what in whats]
+        return [f"{int(value):016x}" for of in found if of is not None for value in of]
 
     @property
     def made(self) -> Made:
@@ -183,10 +193,6 @@ class _Facts:
 
     def key(self, settings: Settings, layers: Sequence[str]) -> dict[str, Any]:
         """What passes must have in common for one to go on where the other ended."""
-        reader = SampleReader()
-        first = reader.read(self.run.source.first, known=False)
-        hashes = reader.hashing([first]).hashes("content")
-        assert hashes is not None
         return {
             **{f"setting {name}": value for name, value in asdict(settings).items()},
             "layers": list(layers),
@@ -197,7 +203,7 @@ class _Facts:
             "samples in all": self.data.total,
             "order": self.data.order,
             "shard": list(self.asked.keep.share),
-            "first samples": [f"{int(value):016x}" for value in hashes],
+            "first samples": self._first("content"),
             "outputs": self.asked.outputs,
         }
 

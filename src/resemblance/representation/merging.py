@@ -36,6 +36,8 @@ def merge(parts: Iterable[Given], *, keep_sums: bool = False) -> Representation:
         raise MismatchError(f"shards overlap: {sorted(twice)} came more than once; drop the copies")
     whole = joined(shards)
     whole = replace(whole, data=replace(whole.data, shards=tuple(taken)))
+    if whole.complete:  # which it was kept for
+        whole = replace(whole, data=replace(whole.data, first=None))
     return whole if keep_sums or not whole.complete else whole.without_sums()
 
 
@@ -195,6 +197,11 @@ def _refuse_unmergeable(a: Representation, b: Representation) -> None:
     ]
     if a.model.weights and b.model.weights:  # not in older files
         pairs.append(("model weights", a.model.weights, b.model.weights))
+    if a.data.first and b.data.first:
+        pairs.append(("the first samples of the data", a.data.first, b.data.first))
+    if a.block_sizes and b.block_sizes:  # of which predictions are kept
+        one, two = ("left out" if part.outputs is None else "kept" for part in (a, b))
+        pairs.append(("what the network predicts", one, two))
     for what, left, right in pairs:
         if left != right:
             raise MismatchError(

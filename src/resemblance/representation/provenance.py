@@ -37,6 +37,7 @@ class DataInfo:
     fingerprint: str = ""  # of samples and their order
     content: str | None = None  # of what they hold, in whatever order and under whatever name
     labels: str | None = None  # of their labels, if they have any
+    first: str | None = None  # in a shard: of the first of all samples, by which shards are alike
 
     @property
     def complete(self) -> bool:

@@ -134,6 +134,7 @@ _PARTS = {
         "fingerprint": HASH,
         "content": optional(or_null(HASH)),
         "labels": optional(or_null(HASH)),
+        "first": optional(or_null(HASH)),
     },
     "made": {
         "dtype": TEXT,
