@@ -199,12 +199,10 @@ def test_refusals_say_what_to_do(monkeypatch):
         adaptation(rep).to_frame()
 
 
-@pytest.mark.parametrize(
-    ("options", "limit"), [({"block": 16, "blocks": 250}, 30), ({"block": 16, "blocks": 20}, 300)]
-)
-def test_how_few_samples_are_few_depends_on_whether_all_are_in_blocks(options, limit):
-    f, g = arrays(n=4000, d=2)
-    rep = record_arrays(f, g, data_id="x", buckets=0, **options)
+@pytest.mark.parametrize(("samples", "limit"), [(4000, 300), (1400, 200), (980, 100), (280, 40)])
+def test_as_few_samples_are_too_few_as_in_compare(samples, limit):
+    f, g = arrays(n=samples, d=2)
+    rep = record_arrays(f, g, data_id="x", buckets=0)
     _warn_if_few(np.array([limit + 1.0]), rep)  # warnings are errors
     with pytest.warns(ResemblanceWarning, match="few samples carry the kernel at 1 of 1"):
         _warn_if_few(np.array([limit - 1.0]), rep)

@@ -27,6 +27,7 @@ from ..representation.as_given import Given, recording
 from ..representation.representation import Representation
 from ..similarity import combinations, error_bars
 from ..similarity.combinations import Kernel
+from ..similarity.two_networks import fewest_effective
 from . import squared_norms
 from .leave_one_out import leave_one_out
 from .same_network import refuse_other_network
@@ -45,9 +46,6 @@ _EXPONENTS = {  # of the squared norms ‖μ‖², ‖K‖_F² / N⁴ and Tr K /
 }
 # log of the first ratio; ‖μ‖², which is unbiased and may come out below zero
 COLUMNS = (*_EXPONENTS, "log_ratio", "mean_embedding_squared")
-# Of samples that carry a kernel, so few that error bars were found too narrow: where some samples
-# lie outside the blocks, and where none does.
-_FEW, _FEW_INSIDE = 300, 30
 _SCALED = {"mean_embedding": 1, "norm_frobenius": 1, "norm_trace": 1, "mean_embedding_squared": 2}
 
 
@@ -205,9 +203,8 @@ def adaptation(
 
 
 def _warn_if_few(n_eff: np.ndarray, rep: Representation) -> None:
-    """Say where error bars cannot be trusted, as was measured under heavy tails."""
-    few = _FEW if sum(rep.block_sizes) < rep.samples else _FEW_INSIDE
-    at = np.flatnonzero(n_eff < min(few, rep.samples / 10))
+    """Say where error bars cannot be trusted, as `compare` does."""
+    at = np.flatnonzero(n_eff < fewest_effective(rep, rep.samples // rep.settings.tokens))
     if len(at):
         worst = at[n_eff[at].argmin()]
         warnings.warn(
