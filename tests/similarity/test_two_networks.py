@@ -330,3 +330,17 @@ def test_one_of_very_few_samples_that_carries_all_is_told():
         rs.compare(a, b, kernel="features", centre=False)
     with pytest.warns(ResemblanceWarning, match="error bars cannot be trusted"):
         rs.compare(*heavy, kernel="features", centre=False)
+
+
+def test_the_same_samples_under_other_names_are_told_from_others():
+    x = torch.randn(100, 6, generator=torch.Generator().manual_seed(0))
+    net = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).eval()
+    named, other, plain, moved = (
+        rs.record(net, data, data_id=name)
+        for data, name in ((x, "d"), (x, "e"), (x, None), (x.flip(0), None))
+    )
+    for one, two, names in ((named, other, "'d' and 'e'"), (named, plain, "'d' and None")):
+        with pytest.warns(ResemblanceWarning, match=rf"different names \(data_id {names}\)"):
+            rs.compare(one, two, kernel="features")
+    with pytest.warns(ResemblanceWarning, match="saw different samples"):
+        rs.compare(named, moved, kernel="features")

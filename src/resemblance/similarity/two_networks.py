@@ -41,6 +41,10 @@ _UNPAIRED = (
     "the two networks saw different samples, which are paired by position alone: such scores mean "
     "little in theory. No labels are needed, so record both on one shared set of samples instead"
 )
+_RENAMED = (
+    "the samples of the two networks go by different names (data_id {!r} and {!r}) and count as "
+    "different, though they hold the same; record both under one data_id, or under none"
+)
 _REORDERED = (
     "their data go by one name and hold the same samples, but in another order, so that samples "
     "would be paired wrongly"
@@ -171,7 +175,7 @@ def result(
         *([_SKETCHED] if chosen and asked.estimator == "buckets" and index == "cka" else []),
         *([_BY_KEYS] if automatic and no_blocks(a, b) == _OTHER_ORDER else []),
     ]
-    alarms = [] if paired or index == "spectral" else [_UNPAIRED]
+    alarms = [] if paired or index == "spectral" else [_unpaired(a, b)]
     constant = [
         constant_layer(rep.name, name)
         for rep, lives in zip((a, b), found.alive, strict=True)
@@ -333,6 +337,18 @@ def _from_blocks(
         together = same_samples(a, b) and a.block_numbers == b.block_numbers
         return block_spectra.spectral_scores(a, b, asked, device, paired=together)
     return block_estimates.scores(a, b, asked, device)
+
+
+def _unpaired(a: Representation, b: Representation) -> str:
+    """What to say of different samples, or of the same under other names."""
+    # of arrays nothing but their names is known
+    known = a.model.fingerprint and b.model.fingerprint and a.block_hashes and a.data.content
+    same = (a.samples, a.data.content, a.block_hashes) == (
+        b.samples,
+        b.data.content,
+        b.block_hashes,
+    )
+    return _RENAMED.format(a.data.id, b.data.id) if known and same else _UNPAIRED
 
 
 def untrusted(a: Representation, found: Estimate) -> list[str]:
