@@ -11,7 +11,7 @@ from torch import nn
 
 import made_up
 import resemblance as rs
-from resemblance.similarity.two_networks import are_doubtful
+from resemblance.similarity.doubtful_errors import are_doubtful
 from resemblance.zoo import exact_scores
 from resemblance.zoo.exact_scores import one_with_many
 

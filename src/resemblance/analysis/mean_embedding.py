@@ -27,7 +27,7 @@ from ..representation.as_given import Given, recording
 from ..representation.representation import Representation
 from ..similarity import combinations, error_bars
 from ..similarity.combinations import Kernel
-from ..similarity.two_networks import fewest_effective
+from ..similarity.doubtful_errors import fewest_effective
 from . import squared_norms
 from .leave_one_out import leave_one_out
 from .same_network import refuse_other_network

@@ -23,12 +23,13 @@ from ..representation.layer import Layer
 from ..representation.representation import Representation
 from . import block_estimates, layer_matching, ratio_estimates, whole_estimates
 from .combinations import Question
+from .doubtful_errors import untrusted
 from .estimate import Estimate
 from .layer_matching import MatchedBy
 from .many_networks import refuse_incomparable
 from .predictions_of_many import behaviour_of_all
 from .training_course import Course, Seen, Step, Trajectory
-from .two_networks import constant_layer, untrusted
+from .two_networks import constant_layer
 from .whole_estimates import Pairing, Spans, is_whole
 
 

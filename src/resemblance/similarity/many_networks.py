@@ -33,6 +33,7 @@ from . import (
 from .combinations import Kernel, Question
 from .comparison import mean_over_layers
 from .comparison_matrix import ComparisonMatrix, MatchedAllBy
+from .doubtful_errors import untrusted_of_many
 from .error_bars import Carried
 from .left_out_sequences import Group
 from .pair_sums import factors, level_in_place
@@ -40,14 +41,12 @@ from .predictions_of_many import behaviour_of_all
 from .two_networks import (
     check_recorded,
     constant_layer,
-    fewest_effective,
     no_blocks,
     refuse_few,
 )
 from .whole_estimates import is_whole
 
 _ROWS = 256  # kernels of blocks to work on at a time
-_SAME = 1e-6  # 1 less a score: round-off, of a network and its copy
 _FEW, _SAMPLES = 32, 2048  # networks that are compared on all samples; enough samples for more
 
 
@@ -103,8 +102,7 @@ def compare_all(
     runs = stored_kernels.runs(sizes, max(1, _ROWS // len(reps)))
     used = [(slice(*run), sizes[run[0]]) for run in runs if weight[run[0]]]
     share = (weight[weight > 0] / weight.sum()).to(device)
-    spans = [(int(end) - n, int(end)) for n, end in zip(sizes, np.cumsum(sizes), strict=True)]
-    spans = [span for span, w in zip(spans, weight, strict=True) if w]
+    spans = _spans(sizes, weight)
     tokens = reps[0].settings.tokens
     apart = left_out_sequences.groups(reps[0], len(share)) if tokens > 1 else None
     exact = [
@@ -136,8 +134,7 @@ def compare_all(
     means = (x.div_(averaged).cpu().numpy() for x in (scores[None], left_out[:, None]))
     value, error = mean_over_layers(*means)
     carriers = torch.stack(n_eff, 1).cpu().numpy()
-    differ = np.any(value < 1 - _SAME, axis=1)
-    if few := _untrusted(reps, carriers, differ, _samples(used)):
+    if few := untrusted_of_many(reps, carriers, value, _samples(used)):
         warnings.warn(few, ResemblanceWarning, stacklevel=2)
     return ComparisonMatrix(
         models=tuple(rep.name for rep in reps),
@@ -156,25 +153,10 @@ def compare_all(
     )
 
 
-def _untrusted(
-    reps: Sequence[Representation],
-    n_eff: np.ndarray,  # (networks, layers)
-    differ: np.ndarray,  # (networks,) whether any other differs from it
-    samples: int,
-) -> str | None:
-    """What to say where too few samples carry kernels to judge errors by."""
-    held = samples // reps[0].settings.tokens
-    doubtful = (n_eff < fewest_effective(reps[0], held)) & differ[:, None]
-    if not doubtful.any():
-        return None
-    names = [repr(rep.name) for rep, few in zip(reps, doubtful.any(1), strict=True) if few]
-    some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    what = "samples" if reps[0].settings.tokens == 1 else "sequences"
-    return (
-        f"some error bars cannot be trusted: kernels of {some} are carried by the equivalent of "
-        f"{n_eff[doubtful].min():.0f} {what} (n_eff) of the {held:,} in them. Record more {what}, "
-        "or gradients with another beta, which sets how unequal samples are"
-    )
+def _spans(sizes: Sequence[int], weight: Tensor) -> list[tuple[int, int]]:
+    """The samples [start, stop) of each block that counts."""
+    ends = np.cumsum(sizes).tolist()
+    return [(end - n, end) for n, end, w in zip(sizes, ends, weight, strict=True) if w]
 
 
 def _enough(reps: Sequence[Representation]) -> int:

@@ -31,6 +31,7 @@ from . import (
 )
 from .combinations import Estimator, Index, Kernel, Question
 from .comparison import Comparison
+from .doubtful_errors import of_small_blocks, untrusted
 from .estimate import Estimate
 from .layer_matching import known, match
 from .same_predictions import Behaviour, behaviour
@@ -70,15 +71,7 @@ _SPECTRAL = (
     "a spectrum from a sketch or from blocks is that of few samples, which makes unlike ones more "
     "alike, by up to 0.2 and 0.3 as measured: compare such scores only with each other"
 )
-_FEWEST_EFFECTIVE = {True: 100, False: 300}  # samples; whether the kernel of all is known
-_FEWEST_BLOCKS = 12
 _FEWEST_DEBIASED = 4  # samples
-_SMALL_BLOCK = 16  # samples
-_SMALL_BLOCKS = (
-    "error bars of centred scores from blocks of {} samples are too short; record with {} samples "
-    "in a block, or more"
-)
-_SAME = 1e-9  # 1 less a score: round-off, of a layer and itself
 _SKETCHED = (
     "taken from buckets, which hold all samples: few carry these kernels, and most of those lie "
     "outside of the blocks"
@@ -184,9 +177,7 @@ def result(
     ]
     alarms += dict.fromkeys(constant)  # once, also when a network is compared with itself
     alarms += untrusted(a, found)
-    part = a.samples > block_estimates.FEW and blocks and asked.centre and index in ("cka", "rsa")
-    if part and max(a.block_sizes) < _SMALL_BLOCK:
-        alarms.append(_SMALL_BLOCKS.format(max(a.block_sizes), _SMALL_BLOCK))
+    alarms += of_small_blocks(a, asked)
     for alarm in alarms:
         warnings.warn(alarm, ResemblanceWarning, stacklevel=3)
     matching = match(known(a), known(b), found.scores)
@@ -349,47 +340,6 @@ def _unpaired(a: Representation, b: Representation) -> str:
         b.block_hashes,
     )
     return _RENAMED.format(a.data.id, b.data.id) if known and same else _UNPAIRED
-
-
-def untrusted(a: Representation, found: Estimate) -> list[str]:
-    """What to say where too few samples, or blocks of them, carry a score to judge its error."""
-    if found.n_eff is None:
-        return []
-    tokens = a.settings.tokens
-    held = sum(a.block_sizes) // tokens  # samples, or sequences
-    rows, columns = found.n_eff
-    carried = np.minimum(rows[:, None], columns[None, :])
-    doubtful = are_doubtful(a, found)
-    if not doubtful.any():
-        return []
-    what = "samples" if tokens == 1 else "sequences"
-    return [
-        f"{doubtful.sum()} of {doubtful.size} error bars cannot be trusted: their kernels are "
-        f"carried by the equivalent of {carried[doubtful].min():.0f} {what} (n_eff) of the "
-        f"{held:,} in them. Record more {what}, or gradients with another beta, which sets how "
-        "unequal samples are"
-    ]
-
-
-def are_doubtful(a: Representation, found: Estimate | Comparison) -> np.ndarray:  # (rows, columns)
-    """Of which scores the errors cannot be trusted: too few samples, or blocks, carry them."""
-    if found.n_eff is None:
-        return np.zeros(found.scores.shape, dtype=bool)
-    limit = fewest_effective(a, sum(a.block_sizes) // a.settings.tokens)
-    doubtful: np.ndarray = np.minimum(found.n_eff[0][:, None], found.n_eff[1][None, :]) < limit
-    if found.effective_blocks is not None:
-        doubtful |= found.effective_blocks < min(_FEWEST_BLOCKS, len(a.block_sizes) / 4)
-    return doubtful & np.isfinite(found.scores) & (found.scores < 1 - _SAME)
-
-
-def fewest_effective(a: Representation, held: int) -> float:
-    """The n_eff that a kernel of so many samples, or sequences, must have to judge its error by.
-
-    A hundred where the kernel of all is known, else three hundred, or a seventh of all if that is
-    less; of very few samples, one must not carry nearly all.
-    """
-    few = a.settings.tokens > 1 or a.samples <= block_estimates.FEW
-    return max(1.5, min(_FEWEST_EFFECTIVE[few], held / 7))
 
 
 def constant_layer(model: str, name: str) -> str:

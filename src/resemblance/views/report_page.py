@@ -36,10 +36,11 @@ from ..representation.representation import Representation
 from ..similarity.clustering import average_linkage, leaf_order
 from ..similarity.combinations import Index, Kernel
 from ..similarity.comparison import Comparison, plain
+from ..similarity.doubtful_errors import are_doubtful
 from ..similarity.every_pair import Pair, every_pair
 from ..similarity.moved_copies import moved_copies
 from ..similarity.same_predictions import Behaviour, behaviour, obstacle
-from ..similarity.two_networks import are_doubtful, same_samples
+from ..similarity.two_networks import same_samples
 from . import packed_scores
 
 KERNELS: tuple[Kernel, ...] = ("features", "gradients", "product")

@@ -18,10 +18,11 @@ from ..errors import MismatchError, ResemblanceWarning
 from ..representation.representation import Representation
 from ..similarity.combinations import Question
 from ..similarity.comparison import Comparison, mean_over_layers
+from ..similarity.doubtful_errors import are_doubtful
 from ..similarity.estimate import Estimate
 from ..similarity.tables_of_blocks import OfBlocks
 from ..similarity.tables_of_whole import OfWhole
-from ..similarity.two_networks import are_doubtful, check_recorded, compare, question
+from ..similarity.two_networks import check_recorded, compare, question
 from ..similarity.whole_estimates import is_whole
 from .kernel_signature import Searched
 
