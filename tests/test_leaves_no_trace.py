@@ -72,6 +72,7 @@ def test_no_global_random_state_moves(name):
 
 
 @pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")  # of so few samples
+@pytest.mark.filterwarnings("ignore:few samples carry the kernel")
 def test_nor_does_it_in_anything_else():
     net, before = mlp(), random_state()
     a, b = (rs.record(mlp(seed), X) for seed in (1, 2))

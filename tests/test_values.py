@@ -28,7 +28,7 @@ def values(seed: int = 0) -> dict[str, object]:
         "Layer": a[0],
         "Comparison": comparison,
         "Match": comparison.match(),
-        "ComparisonMatrix": rs.compare_all([a, b]),
+        "ComparisonMatrix": rs.compare_all([a, b], kernel="features"),
         "Trajectory": rs.trajectory([a, b]),
         "Coordinates": rs.coordinates(a, b),
         "Verdict": rs.check(a, b, max_disagreement=0.1, min="features=0.5"),
