@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow coverage docs check format hooks package clean
+.PHONY: demo test slow coverage docs check format hooks package floors clean
 
 demo: $(VENV)/demo
 	$(BIN)/resemblance demo
 
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Bytecode is cached whatever the environment says: many tests start processes of their own.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 test: $(VENV)/ready
 	$(PYTEST) -n 2 -m "not slow"
@@ -41,6 +42,10 @@ package: $(VENV)/ready
 	$(PYTEST) tests/test_package.py
 	rm -rf dist
 	$(BIN)/python -m hatchling build
+
+# The oldest versions that pyproject.toml allows, in an environment of their own (several GB).
+floors: $(VENV)/ready
+	$(BIN)/python .ci/floors.py
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 

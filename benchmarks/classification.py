@@ -20,10 +20,10 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from resemblance import CountSketch, record
-from resemblance.analysis.kernel_classifier import KernelClassifier
-from resemblance.analysis.kernel_ridge import Problem, kernel
-from resemblance.analysis.sample_vectors import Pass, visit
-from resemblance.views.figures import figure
+from resemblance.analysis.classifier import KernelClassifier
+from resemblance.analysis.kernel_ridge import RidgeProblem, cross_kernel
+from resemblance.analysis.layer_vectors import PassConfig, visit_batches
+from resemblance.views.plots import new_figure
 
 from .digits import HERE, NAMES, accuracy, load, network, train, write
 
@@ -34,8 +34,8 @@ SIZES = (128, 512)
 def vectors(model: nn.Module, x: Tensor, layer: str) -> dict[str, Tensor]:
     """Features and gradients of a layer in the order of the data."""
     parts: list[tuple[np.ndarray, dict[str, Tensor]]] = []
-    how = Pass(("features", "gradients"))
-    visit(model, x, layer, how, lambda i, _, layers: parts.append((i, layers[layer])))
+    how = PassConfig(("features", "gradients"))
+    visit_batches(model, x, layer, how, lambda i, _, layers: parts.append((i, layers[layer])))
     back = np.argsort(np.concatenate([i for i, _ in parts]))
     return {k: torch.cat([v[k] for _, v in parts])[back] for k in how.kinds}
 
@@ -56,12 +56,12 @@ def converged_probe(x: Tensor, y: Tensor, new: Tensor, true: Tensor) -> float:
 def product_as_printed(model: nn.Module, layer: str, fit: Any, test: Any, size: int) -> float:
     """Algorithm 1 with signed targets for the product kernel; the best α on the test set itself."""
     rep = record(model, fit[0], layers=layer, buckets=size, keep_sums=True)
-    items = {kind: rep[0].recorded(kind).sums.buckets for kind in ("features", "gradients")}
+    items = {kind: rep[0].recorded(kind).sums.table for kind in ("features", "gradients")}
     h, s = CountSketch(size).assign(np.arange(len(fit[1])))
     targets = torch.zeros(size, 10, dtype=torch.float64)
     targets.index_put_((h[:, 0], fit[1]), s[:, 0].double(), accumulate=True)
-    problem = Problem.of_items(items, targets)
-    similar = kernel(vectors(model, test[0], layer), items)
+    problem = RidgeProblem.of_items(items, targets)
+    similar = cross_kernel(vectors(model, test[0], layer), items)
     scores = [
         float(((similar @ problem.weights(alpha)).argmax(1) == test[1]).double().mean())
         for alpha in problem.alphas()
@@ -108,7 +108,7 @@ def by_size(model: nn.Module, fit: Any, test: Any, layer: str) -> dict[str, list
 
 
 def draw(table: dict[str, dict[str, float]], sweep: dict[str, list[float]], swept: str) -> None:
-    picture = figure(10.5, 4.2)
+    picture = new_figure(10.5, 4.2)
     left, right = picture.subplots(1, 2)
     names = list(table)
     styles = {

@@ -22,9 +22,13 @@ import torch
 
 import resemblance as rs
 from resemblance.representation.layer import Blocks, Layer, Products, Recorded
-from resemblance.representation.provenance import DataInfo, Made, ModelInfo
-from resemblance.representation.representation import Representation
-from resemblance.representation.settings import Settings
+from resemblance.representation.representation import (
+    DataInfo,
+    Made,
+    ModelInfo,
+    Representation,
+    Settings,
+)
 
 LAYERS, BLOCKS, BLOCK = 10, 16, 128
 PAIR_BLOCKS = 64

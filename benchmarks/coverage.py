@@ -39,7 +39,7 @@ import torch
 
 import resemblance as rs
 from resemblance.representation.representation import Representation
-from resemblance.similarity import block_estimates, whole_estimates
+from resemblance.similarity import jackknife
 
 SAMPLES = (300, 1000, 10_000, 50_000)
 DRAWS = {300: 1000, 1000: 1000, 10_000: 1000, 50_000: 200}
@@ -133,13 +133,16 @@ def numbers(kernel: str, nets: Nets, reps: list[Representation], *, both: bool) 
     now = rs.compare(*reps, kernel=kernel)
     before = (math.nan, math.nan)
     if both:
-        few, block_estimates.FEW = block_estimates.FEW, 10**9  # errors are those of other samples
+        few, jackknife.FULL_GRAM_SAMPLES = (
+            jackknife.FULL_GRAM_SAMPLES,
+            10**9,
+        )  # errors are those of other samples
         old = rs.compare(*map(as_before, reps), kernel=kernel, estimator="blocks")
         before = (old.scores[0, 0], old.stderr[0, 0])
-        block_estimates.FEW = few
+        jackknife.FULL_GRAM_SAMPLES = few
     low, high = now.interval()
     blocks = math.nan if now.effective_blocks is None else now.effective_blocks[0, 0]
-    warned = any("cannot be trusted" in note for note in now.notes)
+    warned = any(note.code == "unreliable-errors" for note in now.notes)
     n_eff = math.nan if now.n_eff is None else min(x[0] for x in now.n_eff)
     found = [exact(kernel, nets), *before, now.scores[0, 0]]
     found += [now.stderr[0, 0], low[0, 0], high[0, 0], warned, n_eff, blocks, now.df[0, 0]]
@@ -151,13 +154,12 @@ def task(what: tuple[str, int, tuple[int, ...]]) -> tuple[str, int, np.ndarray]:
     regime, samples, draws = what
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    block_estimates._DRAWS, whole_estimates._DRAWS = 1, 16  # chance is studied elsewhere
     out = []
     for draw in draws:
         rng = np.random.default_rng([REGIMES.index(regime), samples, draw])
         plain, scaled = drawn(regime, samples, rng)
         record = {"data_id": "draw", "buckets": 0, "batch_size": 1024}
-        if regime in HEAVY and samples > block_estimates.FEW:
+        if regime in HEAVY and samples > jackknife.FULL_GRAM_SAMPLES:
             record["buckets"] = 512  # which `auto` may choose
         both = [rs.record_arrays(f, g, **record) for f, g in plain]
         alone = both if plain[0][0] is scaled[0][0] else [
@@ -173,7 +175,7 @@ def row(regime: str, samples: int, kernel: str, found: np.ndarray, held: Row | N
     """What draws of a cell and kernel came to, with those that are held already."""
     x = dict(zip(NUMBERS, found.T, strict=True))
     mean = held["score"] if held else x["truth"].mean()
-    target = x["truth"] if samples > block_estimates.FEW else mean
+    target = x["truth"] if samples > jackknife.FULL_GRAM_SAMPLES else mean
     result: Row = {
         "regime": regime, "samples": samples, "kernel": kernel, "draws": len(found),
         "score": round(float(x["truth"].mean()), 4),

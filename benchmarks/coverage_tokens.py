@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 import resemblance as rs
-from resemblance.similarity import block_estimates, error_bars
-from resemblance.similarity.combinations import Question
+from resemblance.similarity import block_estimator, jackknife
+from resemblance.similarity.compare_config import CompareConfig
 
 from . import digits
 
@@ -95,10 +95,10 @@ def compared(nets: list[nn.Module], ids: Tensor) -> dict[str, dict[str, np.ndarr
             warnings.simplefilter("always")
             found = rs.compare(*reps, kernel=kernel)  # type: ignore[arg-type]
         low, high = found.interval()
-        asked = Question(kernel, "cka", found.centre, "blocks")  # type: ignore[arg-type]
-        each = block_estimates._block_sums(*reps, asked, "cpu")
+        asked = CompareConfig(kernel, "cka", found.centre, "blocks")  # type: ignore[arg-type]
+        each = block_estimator._block_statistics(*reps, asked, "cpu")
         rest = each.each.mean(each.weight * ~torch.eye(len(each.weight), dtype=torch.bool))
-        naive = error_bars.jackknife(rest.cross / rest.norms())
+        naive = jackknife.jackknife_error(rest.cross / rest.norms())
         parts = (found.scores, found.stderr, low, high, naive.numpy())
         names = ("score", "stderr", "low", "high", "naive")
         out[kernel] = {name: np.diag(x) for name, x in zip(names, parts, strict=True)}

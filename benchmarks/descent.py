@@ -39,11 +39,12 @@ from torch.nn.functional import avg_pool2d, cross_entropy
 import resemblance as rs
 from resemblance import Representation
 from resemblance._data import probe_samples
-from resemblance._data.tokenized_text import TextOptions
+from resemblance._data.text import TextOptions
 from resemblance.errors import ResemblanceWarning
-from resemblance.recording.by_name import Wanted, opened_data, record_named
+from resemblance.recording.config import RecordConfig
+from resemblance.recording.record import NamedRecording, load_recording_data, record_named
 from resemblance.zoo.descent import NOISE, descent
-from resemblance.zoo.kernel_signature import at_depths
+from resemblance.zoo.signature import layers_at_depths
 
 from . import copied_digits, digits, language_copies
 from .changed_weights import averaged, pruned, rounded
@@ -199,10 +200,11 @@ def recorded(school: School | None, made: Made, folder: Path) -> dict[str, Repre
     """On unseen data, and on noise, of which only four layers are kept."""
     if school is None:
         text = TextOptions(length=language_copies.LENGTH)
-        wanted = Wanted(
+        wanted = NamedRecording(
             f"hf:{folder / made.file}", str(folder / "unseen.txt"), limit=256, text=text
         )
-        return {"data": record_named(wanted, opened_data(wanted), gradients=False, progress=False)}
+        config = RecordConfig(gradients=False, progress=False)
+        return {"data": record_named(wanted, load_recording_data(wanted), config)}
     assert made.net is not None
     options = {"gradients": False, "progress": False, "buckets": 0}
     data = rs.record(made.net, school.unseen, data_id="unseen", **options)
@@ -225,7 +227,7 @@ def scored(a: dict[str, Representation], b: dict[str, Representation]) -> dict[s
 
 def _by_depth(a: Representation, b: Representation) -> np.ndarray:  # (4,)
     """Centred CKA of features at four relative depths."""
-    kernels = [[_centred(layer, rep) for layer in at_depths(rep)] for rep in (a, b)]
+    kernels = [[_centred(layer, rep) for layer in layers_at_depths(rep)] for rep in (a, b)]
     return np.array([float((x * y).sum()) for x, y in zip(*kernels, strict=True)])
 
 
@@ -343,7 +345,10 @@ def by_kind(rows: list[dict[str, Any]], limits: dict[str, float]) -> list[dict[s
 def probes(school: School) -> dict[str, Any]:
     """Mean similarity, over four depths, of an origin and others on three kinds of samples."""
     made = list(family(school, 1, 4))
-    pictures = (probe_samples.images(SAMPLES, school.unseen.shape[-1]) - 0.5) / 0.25
+    pictures = (
+        torch.stack([probe_samples.probe_image(i, school.unseen.shape[-1]) for i in range(SAMPLES)])
+        - 0.5
+    ) / 0.25
     places = {"house numbers": school.unseen, "probe:images": pictures, NOISE: school.noise}
     out: dict[str, Any] = {}
     for name, samples in places.items():
@@ -381,7 +386,7 @@ def schools(images: Path | None, *, quick: bool) -> Iterator[tuple[str, School]]
     """Where thresholds are chosen, then where they are judged."""
     x, y = digits.load()
     half, steps = len(x) // 2, 20 if quick else 600
-    noise = torch.stack([probe_samples.noise(i, 8)[:1] for i in range(SAMPLES)])
+    noise = torch.stack([probe_samples.noise_image(i, 8)[:1] for i in range(SAMPLES)])
     common: dict[str, Any] = {
         "inputs": x[:half],
         "labels": y[:half],
@@ -409,7 +414,8 @@ def schools(images: Path | None, *, quick: bool) -> Iterator[tuple[str, School]]
             labels=svhn[1][:6000],
             other=(cifar[0][chosen], cifar[1][chosen]),
             unseen=svhn[0][-SAMPLES:],
-            noise=(torch.stack([probe_samples.noise(i, 16) for i in range(SAMPLES)]) - 0.5) / 0.25,
+            noise=(torch.stack([probe_samples.noise_image(i, 16) for i in range(SAMPLES)]) - 0.5)
+            / 0.25,
             steps=20 if quick else 700,
         ),
     )

@@ -45,8 +45,8 @@ import torch
 from torch import nn
 
 import resemblance as rs
-from resemblance.analysis.task_embedding import TaskEmbedding
-from resemblance.cli.tables import about
+from resemblance.analysis.task2vec import TaskEmbedding
+from resemblance.cli.output import file_facts
 from resemblance.errors import FormatError, ResemblanceError
 
 HERE = Path(__file__).parent
@@ -405,7 +405,7 @@ def _loaded(original: bytes, partly: bool) -> Any:
 def used(rep: rs.Representation, path: Path) -> None:
     """What people do with a Representation ends in a result or in an error of the package."""
     repr(rep)
-    json.dumps(about(rep, path))
+    json.dumps(file_facts(rep, path))
     kernel = "product" if rep.settings.gradients else "features"
     _settle(lambda: rs.compare(rep, rep, kernel=kernel).summary())
     _settle(lambda: rs.adaptation(rep, kernel=kernel))
@@ -470,7 +470,7 @@ def holds_what_is_documented(rep: rs.Representation) -> None:
                 assert type(kept.buckets.mean_norm) is float
             if kept.sums is not None:
                 width = min(layer.dim, s.max_dim or layer.dim)
-                _is(kept.sums.buckets, torch.float32, s.buckets, width)
+                _is(kept.sums.table, torch.float32, s.buckets, width)
                 _is(kept.sums.total, torch.float64, width)
             if kept.norms is not None:
                 assert kept.norms.dtype == torch.float32

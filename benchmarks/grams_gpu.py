@@ -19,8 +19,7 @@ import torch
 import triton
 from triton.testing import do_bench
 
-from resemblance._ops.gram_matrices import grams
-from resemblance._ops.packed_kernels import gram
+from resemblance._ops.gram import block_grams, gram
 
 SHAPES = (
     (8, 128, 65536), (8, 128, 16384), (8, 128, 4096), (2, 128, 802816), (2, 128, 401408),
@@ -32,12 +31,12 @@ def measure(blocks: int, size: int, d: int, dtype: torch.dtype) -> dict[str, Any
     f, g = (torch.randn(blocks * size, d, device="cuda").relu().to(dtype) for _ in "fg")
     spans = [(i * size, (i + 1) * size) for i in range(blocks)]
     moved = 2 * f.numel() * f.element_size() / 1e9  # GB, so that over ms it is TB/s
-    ours = do_bench(lambda: grams([f, g], spans, size), return_mode="median")
+    ours = do_bench(lambda: block_grams([f, g], spans, size), return_mode="median")
     theirs = do_bench(lambda: [gram(x[a:b]) for x in (f, g) for a, b in spans],
                       return_mode="median")  # fmt: skip
     exact = f[:size].double() @ f[:size].double().T
     scale = exact.diagonal().sqrt()
-    apart = (grams([f, g], spans, size)[0, 0] - exact).abs() / torch.outer(scale, scale)
+    apart = (block_grams([f, g], spans, size)[0, 0] - exact).abs() / torch.outer(scale, scale)
     return {
         "blocks": blocks, "size": size, "features": d, "dtype": str(dtype)[6:],
         "terabytes_per_second": round(moved / ours, 2),

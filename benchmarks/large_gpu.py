@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import resemblance as rs
-from resemblance._model.losses import Objective
+from resemblance._models.losses import Objective
 
 SHAPES = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,

@@ -38,12 +38,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import resemblance as rs
-from resemblance._model.call_trace import trace
-from resemblance._model.evaluation_mode import untouched
-from resemblance._model.layer_choice import select
-from resemblance._model.losses import Objective
-from resemblance.recording import one_pass, pass_sums
-from resemblance.recording.seen_samples import SeenSamples
+from resemblance._data.sample_hashes import SampleFingerprints
+from resemblance._models.eval_mode import run_in_eval_mode
+from resemblance._models.layer_patterns import select_layers
+from resemblance._models.losses import Objective
+from resemblance._models.trace import trace
+from resemblance.recording import accumulators
+from resemblance.recording import record as recording_pass
 
 from .networks import ResNet18
 
@@ -125,16 +126,16 @@ def bare(
         return model(**batch) if isinstance(batch, dict) else model(batch)
 
     if not backward:
-        with untouched(model, frozen=False), torch.no_grad():
+        with run_in_eval_mode(model, frozen=False), torch.no_grad():
             for batch in split(data, batch_size):
                 run(batch)
         return
     model.requires_grad_(False)
     with contextlib.ExitStack() as undo:
         undo.callback(model.requires_grad_)
-        undo.enter_context(untouched(model, frozen=norms))
+        undo.enter_context(run_in_eval_mode(model, frozen=norms))
         calls, _ = trace(model, lambda: run(take(data, slice(2))))
-        first = select(model, "auto", calls)[0]
+        first = select_layers(model, "auto", calls)[0]
         leaves: list[Tensor] = []
 
         def begin(_: nn.Module, __: Any, output: Tensor) -> Tensor:
@@ -234,14 +235,14 @@ def the_pass(name: str, dtype: torch.dtype, options: argparse.Namespace) -> dict
     return {"batch_size": batch_size, "block": block, "rows": rows}
 
 
-class Unseen(SeenSamples):
+class Unseen(SampleFingerprints):
     """Hashes nothing."""
 
-    def begin(self, samples: Any, drawn: Any = None) -> None:
+    def begin(self, samples: Any) -> None:
         self._labelled = False
 
-    def end(self, indices: Any, keep: Any, blocks: Any) -> None:
-        self.block_hashes += ["0" * 16 for _, ends in blocks if ends]
+    def end(self, batch: Any, keep: Any) -> None:
+        pass
 
     def settle(self, unread: int = 0) -> None:
         pass
@@ -263,8 +264,12 @@ def hashes(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
     def unhashed() -> None:
         with (
-            mock.patch.object(pass_sums, "SeenSamples", Unseen),
-            mock.patch.object(one_pass, "both", return_value=lambda: ("0" * 16, "0" * 16)),
+            mock.patch.object(accumulators, "SampleFingerprints", Unseen),
+            mock.patch.object(
+                recording_pass,
+                "begin_weight_hashes",
+                return_value=lambda: ("0" * 16, "0" * 16),
+            ),
         ):
             recording()
 
@@ -352,7 +357,7 @@ def rivals(name: str, options: argparse.Namespace) -> dict[str, Any]:
     batch_size, block, count, _ = networks()[name][2]
     data = networks()[name][1](options.samples or count)
     calls, _ = trace(nets[0], lambda: nets[0](data[:2]))
-    taps = select(nets[0], "auto", calls)
+    taps = select_layers(nets[0], "auto", calls)
     layers = [tap.module for tap in taps]
 
     def peer(size: int, layout: torch.memory_format) -> Callable[[Tensor], Any]:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import resemblance as rs
-from resemblance.recommending.data_likeness import data_distance
+from resemblance.transfer.recommend import data_distance
 
 from .digits import write
 from .recommend import Setting, lines, loaded

@@ -21,9 +21,8 @@ import numpy as np
 import torch
 from scipy.stats import weightedtau
 
-from resemblance.recommending.layer_scores import BY_LAYER, Scored
-from resemblance.recommending.probe_interval import expected_probe, wilson
-from resemblance.recommending.ranking_rule import starting_layer
+from resemblance.transfer.recommendation import expected_probe, wilson_interval
+from resemblance.transfer.transferability import LAYER_SCORES, CandidateScores, starting_layer
 
 from .digits import write
 from .recommend_networks import SOURCES, TARGETS
@@ -304,7 +303,7 @@ def _picks(line: dict[str, Any]) -> dict[str, str]:
     """The layer that each way to choose one takes; of equals, the later."""
     names = list(line["layers"])
     picks = {"last": names[-1], "middle": names[len(names) // 2]}
-    along = {s: np.array([line["layers"][name][s] for name in names]) for s in BY_LAYER}
+    along = {s: np.array([line["layers"][name][s] for name in names]) for s in LAYER_SCORES}
     along["ridge and log_me"] = _standard(along["ridge"]) + _standard(along["log_me"])
     for way, values in along.items():
         picks[way] = names[np.flatnonzero(values == values.max())[-1]]
@@ -327,7 +326,7 @@ def _expected(targets: Sequence[Target]) -> dict[str, Any]:
                 continue
             for p, q in zip(shares, reached, strict=True):
                 found.append(_logit(q, _TEST) - _logit(p, n))
-                low, high = wilson(p, n)
+                low, high = wilson_interval(p, n)
                 wide = (_logit(high, n) - _logit(low, n)) / 2 / 1.96
                 q = min(max(q, 0.5 / _TEST), 1 - 0.5 / _TEST)
                 noise.append(wide**2 + 1 / (_TEST * q * (1 - q)))
@@ -343,7 +342,7 @@ def _expected(targets: Sequence[Target]) -> dict[str, Any]:
             found = expected_probe(p, n, shift=own[0], spread=own[1])
             held.append(found.low <= q <= found.high)
             width.append(found.high - found.low)
-            plain.append(wilson(p, n)[0] <= q <= wilson(p, n)[1])
+            plain.append(wilson_interval(p, n)[0] <= q <= wilson_interval(p, n)[1])
     away = [q - p for _, shares, reached, _ in rows for p, q in zip(shares, reached, strict=True)]
     return {
         "shift": shift,
@@ -364,7 +363,7 @@ def _chosen_layers(target: Target) -> tuple[list[float], list[float], int]:
     """Leave-one-out accuracy and the probe's, at the layer to start from, of each source."""
     shares, reached = [], []
     for probes, line in _pairs(target):
-        layer = starting_layer(Scored(line["layers"], line["outputs"]))
+        layer = starting_layer(CandidateScores(line["layers"], line["outputs"]))
         shares.append(line["layers"][layer]["ridge"])
         reached.append(probes[layer])
     return shares, reached, TARGETS[target.name].fit

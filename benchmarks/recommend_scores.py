@@ -14,11 +14,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from resemblance.analysis.leave_one_out import leave_one_out
-from resemblance.recommending.candidate_pass import Look, seen
-from resemblance.recommending.class_separation import trans_rate
-from resemblance.recommending.layer_scores import BY_LAYER, BY_OUTPUT, WITHOUT_LABELS, scored
-from resemblance.recommending.query_samples import Query
+from resemblance.analysis.kernel_ridge import leave_one_out
+from resemblance.transfer.candidates import run_candidate
+from resemblance.transfer.hscore import trans_rate
+from resemblance.transfer.query_samples import Query
+from resemblance.transfer.transferability import (
+    LAYER_SCORES,
+    OUTPUT_SCORES,
+    UNLABELLED_SCORES,
+    score_candidate,
+)
 
 from .linear_probe import cross_validated
 from .recommend_networks import layers
@@ -29,13 +34,13 @@ def scores(model: nn.Sequential, x: Tensor, y: Tensor, *, timed: bool) -> dict[s
     query = Query(x, labels, len(x), len(x))
     names = layers(model)
     start = time.process_time()
-    shown = seen(model, query, Look(layers=names, gradients=True))
+    shown = run_candidate(model, query, layers=names, gradients=True)
     last = shown.layers[names[-1]]["features"]
     rest = {
         "linear probe": cross_validated(last, y.cpu()[shown.positions]),
         "trans_rate, unscaled": trans_rate(last, labels[shown.positions], scaled=False),
     }
-    found = scored(shown, labels)
+    found = score_candidate(shown, labels)
     product = leave_one_out(model, x, labels, layers=names[-1:], kernel="product")
     rest["ridge of the product"] = product.accuracies[names[-1]]
     return {
@@ -52,12 +57,12 @@ def _costs(model: nn.Sequential, query: Query, names: list[str]) -> dict[str, fl
     out = {}
     for what, gradients in (("pass and backward", True), ("pass", False)):
         start = time.process_time()
-        shown = seen(model, query, Look(layers=names, gradients=gradients))
+        shown = run_candidate(model, query, layers=names, gradients=gradients)
         out[what] = time.process_time() - start
-    for score in (*BY_LAYER, *BY_OUTPUT):
+    for score in (*LAYER_SCORES, *OUTPUT_SCORES):
         again = replace(shown, layers=dict(shown.layers))
         start = time.process_time()
-        scored(again, query.labels, [score])
+        score_candidate(again, query.labels, [score])
         out[score] = time.process_time() - start
     return out
 
@@ -76,13 +81,13 @@ def table(lines: list[dict[str, Any]], about: dict[str, dict[str, Any]]) -> dict
 
     out = {
         f"{score}, {where}": of_layers(score, where)
-        for score in BY_LAYER
+        for score in LAYER_SCORES
         for where in ("last", "middle", "best", "mean")
     }
-    out |= {score: [line["outputs"][score] for line in lines] for score in BY_OUTPUT}
+    out |= {score: [line["outputs"][score] for line in lines] for score in OUTPUT_SCORES}
     out |= {
         f"{score}, {where}": of_layers(score, where)
-        for score in WITHOUT_LABELS
+        for score in UNLABELLED_SCORES
         for where in ("last", "middle", "mean")
     }
     out |= {key: [line["rest"][key] for line in lines] for key in lines[0]["rest"]}

@@ -38,7 +38,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import resemblance as rs
-from resemblance.recording import segments, several_processes
+from resemblance.recording import checkpoints as checkpoints_module
+from resemblance.recording import distributed
 
 SMALL = (1200, 2400)  # samples from which a sample's seconds are known
 RESULTS = Path(__file__).parent / "results" / "scaling.json"
@@ -73,7 +74,7 @@ def one_of_several(samples: int, device: str) -> None:
     dist.init_process_group("gloo")
     timed(3000, device)  # so that nothing is the first time
     joining = [0.0, 0.0]
-    upwards = several_processes._told_upwards
+    upwards = distributed._reduce_to_rank_0
 
     def watched(part: Any, rank: int, count: int) -> Any:
         dist.barrier()
@@ -82,7 +83,7 @@ def one_of_several(samples: int, device: str) -> None:
         joining[:] = time.perf_counter() - began[0], time.process_time() - began[1]
         return found
 
-    several_processes._told_upwards = watched
+    distributed._reduce_to_rank_0 = watched
     dist.barrier()
     seconds, busy = timed(samples, device, shard="ranks")
     every = [0.0] * dist.get_world_size()
@@ -105,9 +106,9 @@ def with_processes(count: int, samples: int, device: str = "cpu") -> dict[str, f
 def checkpoints(samples: int, every: float) -> dict[str, float]:
     """A pass with checkpoints, and the seconds that they took of it."""
     spent, count, size = 0.0, 0, 0
-    own = segments.Segments._save
+    own = checkpoints_module.CheckpointedPass._save
 
-    def watched(self: segments.Segments) -> None:
+    def watched(self: checkpoints_module.CheckpointedPass) -> None:
         nonlocal spent, count, size
         began = time.perf_counter()
         own(self)
@@ -117,11 +118,11 @@ def checkpoints(samples: int, every: float) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "checkpoint"
-        segments.Segments._save = watched  # type: ignore[method-assign]
+        checkpoints_module.CheckpointedPass._save = watched  # type: ignore[method-assign]
         try:
             seconds, _ = timed(samples, checkpoint=(file, every), buckets=64)
         finally:
-            segments.Segments._save = own  # type: ignore[method-assign]
+            checkpoints_module.CheckpointedPass._save = own  # type: ignore[method-assign]
     return {
         "samples": samples,
         "every": every,

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 import resemblance as rs
-from resemblance._model.model_pass import opened
-from resemblance.recording.sorted_stream_warning import OrderCheck
+from resemblance._models.run import open_pass
+from resemblance.recording.running_statistics import OrderCheck
 
 CLASSES, WIDTH = 10, 32
 BLOCK, KEPT = 128, 64  # samples in a block, and blocks that are kept
@@ -51,7 +51,7 @@ def stream(x: Tensor, buffer: int) -> Any:
 def shares(x: Tensor, buffer: int) -> dict[str, float]:
     """What `record` measures at the last layer, also where it is too little to warn of."""
     net, check = network(0), OrderCheck()
-    with opened(net, stream(x, buffer), block=BLOCK) as run:
+    with open_pass(net, stream(x, buffer), block=BLOCK) as run:
         for _, batch in run.batches(BLOCK):
             with torch.no_grad():
                 check.add(net(batch), [(0, len(batch))])

@@ -21,7 +21,7 @@ import torch
 from scipy.stats import kendalltau
 from torch import Tensor, nn
 
-from resemblance.analysis.task_embedding import TaskEmbedding, task2vec
+from resemblance.analysis.task2vec import TaskEmbedding, task2vec
 
 from .digits import load, network, train, write
 

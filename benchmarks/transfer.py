@@ -28,9 +28,9 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from resemblance import record
-from resemblance.analysis.leave_one_out import leave_one_out
-from resemblance.analysis.mean_embedding import adaptation
-from resemblance.analysis.sample_vectors import Pass, visit
+from resemblance.analysis.adaptation import adaptation
+from resemblance.analysis.kernel_ridge import leave_one_out
+from resemblance.analysis.layer_vectors import PassConfig, visit_batches
 from resemblance.errors import ResemblanceWarning
 
 from .digits import HERE, NAMES, accuracy, load, network, train, write
@@ -107,7 +107,9 @@ def fine_tuned(source: nn.Sequential, fit: Any, test: Any) -> dict[str, float]:
 
 def features_of(model: nn.Module, x: Tensor, layer: str) -> np.ndarray:
     parts: list[tuple[np.ndarray, Tensor]] = []
-    visit(model, x, layer, Pass(), lambda i, _, v: parts.append((i, v[layer]["features"])))
+    visit_batches(
+        model, x, layer, PassConfig(), lambda i, _, v: parts.append((i, v[layer]["features"]))
+    )
     back = np.argsort(np.concatenate([i for i, _ in parts]))
     return torch.cat([f for _, f in parts])[back].double().numpy()
 

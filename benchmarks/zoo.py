@@ -36,7 +36,7 @@ import torch
 
 import resemblance as rs
 from resemblance.representation.representation import Representation
-from resemblance.zoo.kernel_signature import signatures
+from resemblance.zoo.signature import signatures
 
 SAMPLES, LAYERS, WIDTH, FAMILY = 32, 4, 8, 20
 SIZES = (1_000, 5_000, 20_000)

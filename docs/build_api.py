@@ -12,27 +12,49 @@ ORDER = [
     "stream",
     "record_arrays",
     "Representation",
+    "Layer",
+    "Outputs",
     "load",
     "merge",
     "CountSketch",
     "compare",
     "Comparison",
+    "FullComparison",
+    "KernelComparison",
+    "Note",
+    "LayerDivergence",
     "compare_all",
     "ComparisonMatrix",
     "trajectory",
     "Trajectory",
     "coordinates",
+    "Coordinates",
     "cka",
     "nbs",
+    "register_index",
     "report",
+    "copies",
+    "Copies",
     "check",
+    "Verdict",
     "adaptation",
+    "Adaptation",
     "behaviour",
+    "Behaviour",
+    "flips",
+    "Flips",
     "fisher_rao",
+    "FisherRao",
     "task2vec",
+    "TaskEmbedding",
     "KernelClassifier",
     "Zoo",
+    "Entry",
+    "SearchResult",
+    "Descents",
+    "FamilyTree",
     "recommend",
+    "Recommendation",
     "ResemblanceError",
 ]
 
@@ -42,9 +64,8 @@ def entry(name: str, thing: object) -> str:
     parts = [f"## `{name}`", "", block(thing, name)]
     for key, member in inspect.getmembers(thing) if inspect.isclass(thing) else ():
         own = inspect.unwrap(member.fget) if isinstance(member, property) else member
-        if key.startswith("_") or not callable(own) or not inspect.getdoc(own):
-            continue
-        if key in ("add_note", "with_traceback"):  # every exception's
+        written = inspect.isfunction(own) or inspect.ismethod(own)  # not those of str, Exception
+        if key.startswith("_") or not written or not inspect.getdoc(own):
             continue
         parts += ["", f"### `{name}.{key}`", "", block(own, key)]
     return "\n".join(parts)

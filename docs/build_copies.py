@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from resemblance.cli import digits
+from resemblance._utils import formatting
 
 HERE = Path(__file__).parent
 RESULT = HERE.parent / "benchmarks/results/copies.json"
@@ -117,7 +117,9 @@ def _line(row: Row) -> str:
     alike = row["alike"]
     gradients = "not recorded"
     if "gradients" in alike:
-        gradients = digits.joined(digits.score(*alike["gradients"], significant=1))
+        gradients = formatting.join_error(
+            formatting.format_score(*alike["gradients"], significant=1)
+        )
     decibels = f"{row['decibels']:.0f}" if row["decibels"] is not None else "not shared"
     cells = [
         f"`{row['name']}`: {row['story']}",

@@ -76,7 +76,7 @@ def _score(job: Job) -> list[Scores]:
             warnings.simplefilter("ignore", ResemblanceWarning)
             found = rs.compare(
                 rows, columns, kernel=plan.kernel, index=plan.index, centre=plan.centre,
-                estimator=plan.estimator,
+                estimator=plan.estimator, unpaired=True,
             )  # fmt: skip
         out.append(Scores(found.scores, found.stderr))
     return out

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from resemblance.cli.main import main
+from resemblance.similarity.indices import registry
 
 SLOW = "test_the_quick_chain_runs_from_data_to_figures"
 
@@ -41,7 +42,7 @@ def nothing():
 
 
 def double():
-    return torch.rand(40, 1, 8, 8).double()
+    return torch.rand(60, 1, 8, 8).double()
 """
 
 
@@ -62,6 +63,11 @@ def _seeded():
 def _as_wide_as_a_pipe(monkeypatch):
     """Whatever width the caller's terminal, or a library, has put into the environment."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _registers_no_index_for_others(monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTERED", {})
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ TRAINED_ON = 600  # of 1,797 images
 @functools.cache
 def images():
     pytest.importorskip("sklearn")
-    from resemblance._data.named_data import digits
+    from resemblance._data.load_data import load_digits_data
 
-    return digits()
+    return load_digits_data()
 
 
 def unseen():

@@ -6,10 +6,9 @@ import numpy as np
 import torch
 
 import resemblance as rs
-from resemblance.similarity import pair_sums
-from resemblance.similarity.comparison import Comparison
-from resemblance.similarity.predictions_of_many import BehaviourOfAll
-from resemblance.similarity.training_course import Course, Trajectory
+from resemblance.similarity.agreement import BehaviourMatrix
+from resemblance.similarity.comparison import KernelComparison
+from resemblance.similarity.trajectory import KernelTrajectory, Trajectory
 
 
 def comparison(scores, **changes):
@@ -30,7 +29,7 @@ def comparison(scores, **changes):
         "samples": (100, 100),
         "notes": (),
     }
-    return Comparison(**{**values, **changes})
+    return KernelComparison(**{**values, **changes})
 
 
 def population(seed, n=7, d=3):
@@ -46,9 +45,22 @@ def packed(k):  # (n, n) -> (1, t), (1, n)
     return k[rows, columns][None], k.diagonal()[None].clone()
 
 
-def sums_of(k1, k2):  # (n, n), (n, n) -> (9, 1, 1, 1)
-    """The sums over pairs of two kernels, as of one block."""
-    return pair_sums.pair_sums(*(pair_sums.side(*packed(k)) for k in (k1, k2)))
+def sums_of(k1, k2):  # (n, n), (n, n) -> (9,)
+    """The nine sums of two kernels over a block, which estimates are linear in."""
+    d1, d2 = (np.diag(k) for k in (k1, k2))
+    off1, off2 = k1 - np.diag(d1), k2 - np.diag(d2)
+    r1, r2 = off1.sum(1), off2.sum(1)
+    totals = [x.sum() * y.sum() for x, y in ((r1, r2), (d1, d2), (d1, r2), (r1, d2))]
+    sums = [(off1 * off2).sum(), r1 @ r2, d1 @ d2, d1 @ r2, r1 @ d2, *totals]
+    return torch.tensor(sums, dtype=torch.float64)
+
+
+def permuted_sums(k1, k2):  # (n, n), (n, n) -> (9,)
+    """The mean of `sums_of` over all permutations of the samples of one side."""
+    n, sums = len(k1), sums_of(k1, k2)
+    ss, tt, ts, st = sums[5:]
+    means = torch.stack([ss / (n * (n - 1)), ss / n, tt / n, ts / n, st / n])
+    return torch.cat([means, sums[5:]])
 
 
 def related(seed, n, d=6, layers=2):
@@ -84,13 +96,13 @@ def course(kernel="features", **changes):
         "stderr": np.full((2, 3, 3), 0.01),
         "replicates": scores[:, 0] + spread * (np.arange(3) > 0),
     }
-    return Course(**{**values, **changes})
+    return KernelTrajectory(**{**values, **changes})
 
 
 def trajectory(**changes):
     share = np.array([[0, 0.5, 0.6], [0.5, 0, 0.2], [0.6, 0.2, 0]])
     names = ("start", "middle", "end")
-    told = BehaviourOfAll(names, (3,) * 3, 50, None, share, share / 10, share, share / 10, False)
+    told = BehaviourMatrix(names, (3,) * 3, 50, None, share, share / 10, share, share / 10, False)
     values = {
         "models": names,
         "steps": (0, 10, 200),

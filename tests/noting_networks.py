@@ -51,6 +51,34 @@ def victim():
     return network("victim", 3)
 
 
+def hangs(how):
+    """A network whose first pass never ends."""
+    class Hangs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(6, 3)
+
+        def forward(self, x):
+            Path("hangs.new").write_text(str(os.getpid()))
+            os.rename("hangs.new", "hangs.txt")
+            how()
+            return self.inner(x)
+
+    note("hangs")
+    return Hangs()
+
+
+def asleep():
+    return hangs(lambda: time.sleep(3600))
+
+
+def holding():
+    """In compiled code that keeps the interpreter to itself: a regular expression without end."""
+    import re
+
+    return hangs(lambda: re.match("(a+)+$", "a" * 64 + "b"))
+
+
 def together(name, seed):
     """Waits until two processes have come this far."""
     found = network(name, seed)

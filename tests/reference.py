@@ -63,6 +63,25 @@ def at_logits(z, beta):
     return softmax(z) - softmax(beta * z)
 
 
+def at_label_logits(z, beta):
+    """The gradient of the tempered loss of independent labels at the logits: σ(z) − σ(βz)."""
+
+    def sigmoid(v):
+        return 1 / (1 + np.exp(-v))
+
+    return sigmoid(z) - sigmoid(beta * z)
+
+
+def of_labels(one, two):
+    """KL(one‖two) and JS of each row of independent labels, from probabilities (n, labels)."""
+    kl, js = np.zeros(len(one)), np.zeros(len(one))
+    for p, q in ((one, two), (1 - one, 1 - two)):
+        m = (p + q) / 2
+        kl += (p * np.log(p / q)).sum(1)
+        js += (p * np.log(p / m) + q * np.log(q / m)).sum(1) / 2
+    return kl, js
+
+
 # -- kernels, sketches, moments ------------------------------------------------------------------
 
 

@@ -14,12 +14,12 @@ from torch import nn
 import networks
 import resemblance as rs
 import stored
-from resemblance._data.sample_hashes import SampleReader
-from resemblance._model.weight_hash import both, of_all_weights
-from resemblance._ops import gram_matrices as grams
-from resemblance._ops.device_copies import sent_home
-from resemblance.errors import DataError
-from resemblance.recording import kept_outputs
+from resemblance._data.sample_hashes import SampleHasher
+from resemblance._models.hashes import begin_weight_hashes, hash_all_weights
+from resemblance._ops import gram as grams
+from resemblance._ops.devices import copy_all_to_host_async
+from resemblance.errors import DataError, TargetError
+from resemblance.recording import output_summary
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -62,6 +62,25 @@ def test_a_gpu_gives_what_the_cpu_gives(case, on_bad):
     assert gpu.made.device == "cuda:0"
     # float32 in both, summed in another order, and stored in steps of 3e-5 of √(K_ii K_jj)
     assert max(differences(cpu, gpu)) < 3e-4
+
+
+@pytest.mark.parametrize("compile", [True, False], ids=["compiled", "eager"])
+@pytest.mark.parametrize("logits", ["probabilities", "sigmoid", "sigmoid-probabilities"])
+def test_outputs_of_every_kind_on_a_gpu(logits, compile):
+    ends = {"probabilities": [nn.Softmax(1)], "sigmoid-probabilities": [nn.Sigmoid()]}
+    model = nn.Sequential(networks.seeded(networks.MLP), *ends.get(logits, []))
+    data = CASES["mlp"][2], (torch.rand(200, 5, generator=G) < 0.4).float()
+    how = {"logits": logits, "block": 16, "layers": ["0.act1", "0.act2"], "batch_size": 50}
+    cpu = rs.record(model, data, **how)
+    gpu = rs.record(model.cuda(), data, compile=compile, **how)
+    assert max(differences(cpu, gpu)) < 3e-4
+    assert torch.allclose(cpu.outputs.first, gpu.outputs.first, atol=1e-4)
+    if cpu.outputs.multi_label:
+        assert torch.equal(cpu.outputs.labels, gpu.outputs.labels)
+    assert rs.behaviour(cpu, gpu).kl < 1e-6
+    wrong = nn.Sequential(networks.seeded(networks.MLP), nn.Sigmoid()).cuda()
+    with pytest.raises(TargetError, match="do not look like"):
+        rs.record(wrong, data[0], logits="probabilities")
 
 
 def test_double_precision_on_a_gpu():
@@ -123,9 +142,9 @@ def test_the_gram_kernel_is_exact(dtype, error, samples, size, d):
     f = torch.randn(samples, d, device="cuda", generator=generator).add(0.3).relu().to(dtype)
     g = f.flip(0) - 0.1
     spans = [(i, min(i + size, samples)) for i in range(0, samples, size)]
-    found = grams.launch([f, g], spans, size, parts=7)
-    assert torch.equal(found, grams.launch([f, g], spans, size, parts=7))
-    assert torch.equal(found[0], grams.launch([f], spans, size, parts=7)[0])
+    found, _ = grams.launch_gram_kernel([f, g], spans, size, parts=7)
+    assert torch.equal(found, grams.launch_gram_kernel([f, g], spans, size, parts=7)[0])
+    assert torch.equal(found[0], grams.launch_gram_kernel([f], spans, size, parts=7)[0][0])
     for x, kernels in zip((f, g), found, strict=True):
         for (start, stop), kernel in zip(spans, kernels, strict=True):
             length = stop - start
@@ -144,8 +163,8 @@ def test_the_gram_kernel_takes_means_off(samples, size, d):
     generator = torch.Generator("cuda").manual_seed(0)
     x = torch.randn(samples, d, device="cuda", generator=generator) + 300
     spans = [(i, min(i + size, samples)) for i in range(0, samples, size)]
-    kernels, offset = grams.grams_without_mean(x, spans, size)
-    again = grams.grams_without_mean(x, spans, size)
+    kernels, offset = grams.block_grams_without_mean(x, spans, size)
+    again = grams.block_grams_without_mean(x, spans, size)
     assert torch.equal(kernels, again[0])
     assert torch.equal(offset, again[1])
     for (start, stop), kernel, u in zip(spans, kernels, offset, strict=True):
@@ -172,13 +191,18 @@ def test_wide_float32_layers_on_a_gpu():
     assert max(differences(cpu, gpu)) < 3e-4
 
 
+# gradients of an untrained network are dominated by a few samples, which is warned about
+@pytest.mark.filterwarnings("ignore::resemblance.errors.ResemblanceWarning")
 def test_all_pairs_on_a_gpu():
     reps = [
         rs.record(networks.seeded(networks.MLP, width=width), CASES["mlp"][2], block=16)
         for width in (6, 7, 8, 9)
     ]
     for options in ({}, {"kernel": "features"}, {"kernel": "sum", "index": "cka-debiased"}):
-        cpu, gpu = (rs.compare_all(reps, device=device, **options) for device in ("cpu", "cuda"))
+        cpu, gpu = (
+            rs.compare_all(reps, device=device, **{"kernel": "product", **options})
+            for device in ("cpu", "cuda")
+        )
         # float32 on one, float64 on the other
         assert float(abs(cpu.scores - gpu.scores).max()) < 1e-5
         assert float(abs(cpu.stderr - gpu.stderr).max()) < 1e-5
@@ -209,7 +233,10 @@ def test_a_pair_on_a_gpu(options):
         )
         for i in range(2)
     )
-    cpu, gpu = (rs.compare(a, b, device=device, **options) for device in ("cpu", "cuda"))
+    cpu, gpu = (
+        rs.compare(a, b, device=device, **{"kernel": "product", **options})
+        for device in ("cpu", "cuda")
+    )
     for name in ("scores", "stderr", "chance", "chance_high"):
         one, two = getattr(cpu, name), getattr(gpu, name)
         assert (one is None) == (two is None)
@@ -313,7 +340,7 @@ def test_many_tensors_come_from_a_gpu_in_few_copies():
     tensors = [torch.randn(3, 5, generator=g).t(), torch.zeros(0), torch.tensor(2.5)]
     tensors += [torch.randint(-9, 9, (n,), generator=g).to(torch.int16) for n in (1, 3, 2**22, 7)]
     tensors += [torch.randn(2**23, generator=g, dtype=torch.float64), torch.arange(5)]
-    arrive = sent_home([x.cuda() for x in tensors[:-1]] + tensors[-1:])
+    arrive = copy_all_to_host_async([x.cuda() for x in tensors[:-1]] + tensors[-1:])
     for found, x in zip(arrive(), tensors, strict=True):
         assert not found.is_cuda
         assert torch.equal(found, x)
@@ -326,7 +353,9 @@ def test_predictions_are_the_same_however_many_wait_on_a_gpu(monkeypatch):
         return rs.record(net, CASES["mlp"][2], block=16, batch_size=16).outputs
 
     whole = outputs()
-    monkeypatch.setattr(kept_outputs, "_WAITING", 4000)  # some batches': the last ones still wait
+    monkeypatch.setattr(
+        output_summary, "_MAX_BYTES_ON_DEVICE", 4000
+    )  # some batches': the last ones still wait
     parted = outputs()
     assert not whole.every.is_cuda
     torch.testing.assert_close(parted.every, whole.every)
@@ -334,10 +363,10 @@ def test_predictions_are_the_same_however_many_wait_on_a_gpu(monkeypatch):
 
 def test_the_hash_of_all_weights_is_the_same_on_a_gpu():
     net = networks.seeded(networks.ResNet)
-    before = both(net)()
-    assert before == both(net.cuda())()
+    before = begin_weight_hashes(net)()
+    assert before == begin_weight_hashes(net.cuda())()
     half = networks.seeded(networks.ResNet).bfloat16()
-    assert of_all_weights(half) == of_all_weights(half.cuda())
+    assert hash_all_weights(half) == hash_all_weights(half.cuda())
 
 
 class OnAnyDeviceForCausalLM(networks.LittleForCausalLM):
@@ -363,7 +392,7 @@ def test_tokens_on_a_gpu_are_those_of_the_cpu(batch_size, on_bad):
     assert max(differences(cpu, gpu)) < 3e-4
 
 
-@pytest.mark.filterwarnings("ignore:memory did not do")
+@pytest.mark.filterwarnings("ignore:out of memory")
 @pytest.mark.parametrize("unit", ["token", "sample"])
 def test_a_gpu_that_runs_out_of_memory_goes_on_with_halves(unit):
     """A tenth of what the batch would take is left to it."""
@@ -396,11 +425,11 @@ def test_layers_on_two_devices():
     """The embedding stays on the host, the rest is on the GPU."""
     net = networks.seeded(OnAnyDeviceForCausalLM)
     options = {"tokens": 4, "block": 16, "layers": ["tokens", "blocks.0", "blocks.1"]}
-    expected = rs.record(net, networks.texts(40), **options)
+    expected = rs.record(net, networks.texts(56), **options)
     net.blocks.cuda()
     net.head.cuda()
     moved = net.blocks[0].register_forward_pre_hook(lambda _, x: (x[0].cuda(),))
-    found = rs.record(net, networks.texts(40), **options)
+    found = rs.record(net, networks.texts(56), **options)
     moved.remove()
     assert max(differences(expected, found)) < 3e-4
 
@@ -449,10 +478,10 @@ def test_samples_on_a_gpu_have_the_hashes_that_they_have_on_the_host(dtype):
     last = {**there, "x": there["x"].contiguous(memory_format=torch.channels_last)}
     half = {**batch, "x": there["x"]}
     labels = torch.arange(6)
-    reader = SampleReader()
+    reader = SampleHasher()
     here = reader.hashing([reader.read((batch, labels))])
     for other in ((there, labels.cuda()), (last, labels), (half, labels.cuda())):
-        reader = SampleReader()
+        reader = SampleHasher()
         twice = reader.hashing([reader.read(other)] * 2)
         for what in ("known_by", "content", "labels"):
             assert (twice.hashes(what) == np.tile(here.hashes(what), 2)).all()

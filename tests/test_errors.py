@@ -17,7 +17,7 @@ def test_every_error_is_in_the_tree_and_in_its_drawing():
 
 
 def test_nearest_falls_back_to_the_first_names():
-    assert errors.nearest("zzz", ["a", "b", "c"], count=2) == "a, b"
+    assert errors.close_matches("zzz", ["a", "b", "c"], count=2) == "a, b"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_package_that_is_there_but_broken_says_why_in_a_line(
     (tmp_path / "a_broken_one.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(errors.MissingExtra) as refusal:
-        errors.optional("a_broken_one", "broken", "vision")
+        errors.import_optional("a_broken_one", "broken", "vision")
     assert said in str(refusal.value)
     assert str(refusal.value).startswith("this needs broken, which is installed but cannot be")
     assert "\n" not in str(refusal.value)
@@ -42,4 +42,4 @@ def test_a_package_that_is_there_but_broken_says_why_in_a_line(
 
 def test_a_package_that_is_missing_is_said_to_be():
     with pytest.raises(errors.MissingExtra, match=r"not installed: pip install 'resemblance\[x\]'"):
-        errors.optional("one_that_is_gone.part", "gone", "x")
+        errors.import_optional("one_that_is_gone.part", "gone", "x")

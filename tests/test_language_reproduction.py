@@ -17,7 +17,7 @@ from torch import nn
 
 import resemblance as rs
 from little_language import usable_torchvision
-from resemblance._data.tokenizer_facts import facts
+from resemblance._data.hugging_face import tokenizer_info
 
 pytest.importorskip("reproduction", reason="the reproduction is not in a source package")
 pytest.importorskip("transformers")
@@ -260,8 +260,8 @@ def test_tokens_are_bytes_and_the_mask_comes_after_them():
     known = models.tokenizer()
     written = "def f(x):\n\treturn 'é' # \x00\x7f\xad"
     assert known(written)["input_ids"] == list(written.encode())
-    assert facts(known).mask == models.MASK == 256
-    assert facts(known).special == {256}
+    assert tokenizer_info(known).mask == models.MASK == 256
+    assert tokenizer_info(known).special == {256}
 
 
 # -- training and behaviour -----------------------------------------------------------------------

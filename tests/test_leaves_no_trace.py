@@ -76,8 +76,8 @@ def test_no_global_random_state_moves(name):
 def test_nor_does_it_in_anything_else():
     net, before = mlp(), random_state()
     a, b = (rs.record(mlp(seed), X) for seed in (1, 2))
-    rs.compare(a, b)
-    rs.compare_all([a, b])
+    rs.compare(a, b, kernel="product")
+    rs.compare_all([a, b], kernel="product")
     rs.adaptation(a)
     rs.fisher_rao(a)
     rs.task2vec(net, X, draws=2)

@@ -37,7 +37,7 @@ def tiny(number, *, name=None, n=32, layers=2, data_id="tiny", **options):
 def context():
     """Processes that are forked off a server which has loaded what is slow to load, and no more."""
     found = multiprocessing.get_context("forkserver")
-    ours = ["resemblance.zoo.collection", "resemblance.recording.from_arrays"]
+    ours = ["resemblance.zoo.zoo", "resemblance.recording.record_arrays"]
     found.set_forkserver_preload([*ours, "lancedb"])
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from resemblance.views.figures import figure
+from resemblance.views.plots import new_figure
 
 from .scale import SIZES
 
@@ -24,7 +24,7 @@ NAMED = ("int8", "int4", "pruned-50", "twin", "other text", "untrained")
 def draw(content: dict[str, Any], path: Path) -> None:
     """Mean scores over layers against KL(base‖network), one panel a size of network."""
     sizes = [size for size in SIZES if size in content["sizes"]]
-    drawn = figure(5.6 * len(sizes), 4.6)
+    drawn = new_figure(5.6 * len(sizes), 4.6)
     panels = drawn.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
     for axes, size in zip(panels, sizes, strict=True):
         _panel(axes, content, size)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import resemblance as rs
-from resemblance.analysis.leave_one_out import leave_one_out
+from resemblance.analysis.kernel_ridge import leave_one_out
 
 from ..scale import DATA
 from .lab import Lab

@@ -11,32 +11,54 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0.dev0"
 
 _HOME = {  # public name -> the module that defines it
+    "Adaptation": "analysis.adaptation",
+    "Behaviour": "similarity.agreement",
     "Comparison": "similarity.comparison",
     "ComparisonMatrix": "similarity.comparison_matrix",
+    "Coordinates": "similarity.drift",
+    "Copies": "gate.copies",
     "CountSketch": "_ops.count_sketch",
-    "KernelClassifier": "analysis.kernel_classifier",
+    "Descents": "zoo.descent",
+    "Entry": "zoo.entry",
+    "FamilyTree": "zoo.family_tree",
+    "FisherRao": "analysis.fisher_rao",
+    "Flips": "similarity.flips",
+    "FullComparison": "similarity.comparison",
+    "KernelClassifier": "analysis.classifier",
+    "KernelComparison": "similarity.comparison",
+    "Layer": "representation.layer",
+    "LayerDivergence": "similarity.divergence",
+    "Note": "representation.notes",
+    "Outputs": "representation.outputs",
+    "Recommendation": "transfer.recommendation",
     "Representation": "representation.representation",
     "ResemblanceError": "errors",
-    "Trajectory": "similarity.training_course",
-    "Zoo": "zoo.collection",
-    "adaptation": "analysis.mean_embedding",
-    "behaviour": "similarity.same_predictions",
-    "check": "gate.judgement",
-    "cka": "similarity.indices",
-    "compare": "similarity.two_networks",
-    "compare_all": "similarity.many_networks",
-    "coordinates": "similarity.shared_coordinates",
-    "fisher_rao": "analysis.fisher_rao_norm",
+    "SearchResult": "zoo.search",
+    "TaskEmbedding": "analysis.task2vec",
+    "Trajectory": "similarity.trajectory",
+    "Verdict": "gate.verdict",
+    "Zoo": "zoo.zoo",
+    "adaptation": "analysis.adaptation",
+    "behaviour": "similarity.agreement",
+    "check": "gate.check",
+    "cka": "similarity.indices.cka",
+    "compare": "similarity.compare",
+    "compare_all": "similarity.compare_all",
+    "coordinates": "similarity.drift",
+    "copies": "gate.copies",
+    "fisher_rao": "analysis.fisher_rao",
+    "flips": "similarity.flips",
     "load": "representation.file_format",
-    "merge": "representation.merging",
-    "nbs": "similarity.indices",
-    "recommend": "recommending.for_data",
-    "record": "recording.from_model",
-    "record_arrays": "recording.from_arrays",
-    "report": "views.report_page",
+    "merge": "representation.merge",
+    "nbs": "similarity.indices.nbs",
+    "recommend": "transfer.recommend",
+    "record": "recording.record",
+    "record_arrays": "recording.record_arrays",
+    "register_index": "similarity.indices.registry",
+    "report": "views.report",
     "stream": "_data.streams",
-    "task2vec": "analysis.task_embedding",
-    "trajectory": "similarity.checkpoints_in_order",
+    "task2vec": "analysis.task2vec",
+    "trajectory": "similarity.trajectory",
 }
 
 __all__ = [*_HOME]
@@ -44,30 +66,52 @@ __all__ = [*_HOME]
 if TYPE_CHECKING:
     from ._data.streams import stream as stream
     from ._ops.count_sketch import CountSketch as CountSketch
-    from .analysis.fisher_rao_norm import fisher_rao as fisher_rao
-    from .analysis.kernel_classifier import KernelClassifier as KernelClassifier
-    from .analysis.mean_embedding import adaptation as adaptation
-    from .analysis.task_embedding import task2vec as task2vec
+    from .analysis.adaptation import Adaptation as Adaptation
+    from .analysis.adaptation import adaptation as adaptation
+    from .analysis.classifier import KernelClassifier as KernelClassifier
+    from .analysis.fisher_rao import FisherRao as FisherRao
+    from .analysis.fisher_rao import fisher_rao as fisher_rao
+    from .analysis.task2vec import TaskEmbedding as TaskEmbedding
+    from .analysis.task2vec import task2vec as task2vec
     from .errors import ResemblanceError as ResemblanceError
-    from .gate.judgement import check as check
-    from .recommending.for_data import recommend as recommend
-    from .recording.from_arrays import record_arrays as record_arrays
-    from .recording.from_model import record as record
+    from .gate.check import check as check
+    from .gate.copies import Copies as Copies
+    from .gate.copies import copies as copies
+    from .gate.verdict import Verdict as Verdict
+    from .recording.record import record as record
+    from .recording.record_arrays import record_arrays as record_arrays
     from .representation.file_format import load as load
-    from .representation.merging import merge as merge
+    from .representation.layer import Layer as Layer
+    from .representation.merge import merge as merge
+    from .representation.notes import Note as Note
+    from .representation.outputs import Outputs as Outputs
     from .representation.representation import Representation as Representation
-    from .similarity.checkpoints_in_order import trajectory as trajectory
+    from .similarity.agreement import Behaviour as Behaviour
+    from .similarity.agreement import behaviour as behaviour
+    from .similarity.compare import compare as compare
+    from .similarity.compare_all import compare_all as compare_all
     from .similarity.comparison import Comparison as Comparison
+    from .similarity.comparison import FullComparison as FullComparison
+    from .similarity.comparison import KernelComparison as KernelComparison
     from .similarity.comparison_matrix import ComparisonMatrix as ComparisonMatrix
-    from .similarity.indices import cka as cka
-    from .similarity.indices import nbs as nbs
-    from .similarity.many_networks import compare_all as compare_all
-    from .similarity.same_predictions import behaviour as behaviour
-    from .similarity.shared_coordinates import coordinates as coordinates
-    from .similarity.training_course import Trajectory as Trajectory
-    from .similarity.two_networks import compare as compare
-    from .views.report_page import report as report
-    from .zoo.collection import Zoo as Zoo
+    from .similarity.divergence import LayerDivergence as LayerDivergence
+    from .similarity.drift import Coordinates as Coordinates
+    from .similarity.drift import coordinates as coordinates
+    from .similarity.flips import Flips as Flips
+    from .similarity.flips import flips as flips
+    from .similarity.indices.cka import cka as cka
+    from .similarity.indices.nbs import nbs as nbs
+    from .similarity.indices.registry import register_index as register_index
+    from .similarity.trajectory import Trajectory as Trajectory
+    from .similarity.trajectory import trajectory as trajectory
+    from .transfer.recommend import recommend as recommend
+    from .transfer.recommendation import Recommendation as Recommendation
+    from .views.report import report as report
+    from .zoo.descent import Descents as Descents
+    from .zoo.entry import Entry as Entry
+    from .zoo.family_tree import FamilyTree as FamilyTree
+    from .zoo.search import SearchResult as SearchResult
+    from .zoo.zoo import Zoo as Zoo
 
 
 def __getattr__(name: str) -> Any:

@@ -1,14 +1,15 @@
-"""Everything this package raises or warns, as one small tree.
+"""Every exception and warning of this package, as one small tree.
 
     ResemblanceError
     ├── LayerError      a layer cannot be found, never runs, or gets no gradient
+    │   └── NoBackwardError   a quantised layer has no backward pass
     ├── DataError       the data are empty, malformed or not finite, or a file cannot be written
     ├── TargetError     no useful gradient can be formed from the model's output
     ├── MismatchError   two Representations cannot be compared or merged
-    ├── FormatError     a file is damaged, truncated, or of another kind or version
+    ├── FormatError     a file is damaged, truncated, or of an unsupported kind or version
     └── MissingExtra    an optional package is needed
 
-    ResemblanceWarning  the answer stands, but read this first
+    ResemblanceWarning  the result stands, but the reader should know this first
 
 Every message says what was expected, what was found and what to do.
 """
@@ -31,6 +32,22 @@ class ResemblanceError(Exception):
 
 class LayerError(ResemblanceError):
     """A layer cannot be found, never runs, or gets no gradient."""
+
+
+class NoBackwardError(LayerError):
+    """A quantised layer has no backward pass, so no gradient reaches the layers before it.
+
+    Args:
+        layer: the name of the layer.
+        kind: the name of its class.
+    """
+
+    def __init__(self, layer: str, kind: str) -> None:
+        self.layer = layer
+        super().__init__(
+            f"layer {layer!r} ({kind}) is quantised and has no backward pass, so no gradient "
+            "reaches the layers before it; record with `gradients=False`"
+        )
 
 
 class DataError(ResemblanceError):
@@ -56,6 +73,11 @@ class MissingExtra(ResemblanceError):  # noqa: N818 - it names what is missing
 class ResemblanceWarning(UserWarning):
     """The answer stands, but its reader should know this first."""
 
+    @property
+    def code(self) -> str:
+        """The code of the note that it says (`Note.code`); `text` if it is no note of a result."""
+        return getattr(self.args[0], "code", "text")
+
 
 def warn(text: str) -> None:
     """A ResemblanceWarning that points to the caller's own line, however deep in the package."""
@@ -66,7 +88,7 @@ def warn(text: str) -> None:
     warnings.warn(text, ResemblanceWarning, stacklevel=level)
 
 
-def optional(module: str, package: str, extra: str) -> ModuleType:
+def import_optional(module: str, package: str, extra: str) -> ModuleType:
     """An optional module, or an error that says which install brings it, or repairs it."""
     try:
         return importlib.import_module(module)
@@ -77,16 +99,31 @@ def optional(module: str, package: str, extra: str) -> ModuleType:
             raise MissingExtra(
                 f"this needs {package}, which is not installed: {install}"
             ) from error
+        if broken := broken_torchvision(error):
+            raise broken from error
         raise MissingExtra(
             f"this needs {package}, which is installed but cannot be loaded ({first_line(error)}); "
             f"install one that fits the rest: {install} --force-reinstall"
         ) from error
 
 
-def nearest(name: str, candidates: Iterable[str], count: int = 5) -> str:
+def broken_torchvision(error: BaseException) -> MissingExtra | None:
+    """The error to raise if another library failed because torchvision's operators do not load."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if "operator torchvision::" in str(cause):
+            return MissingExtra(
+                f"the installed torchvision is broken ({first_line(cause)}): it was built for a "
+                "different torch. Install the torchvision that matches this torch, or uninstall it"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def close_matches(name: str, candidates: Iterable[str], count: int = 5) -> str:
     """The candidates closest to a misspelt name, as text for an error message.
 
-    >>> nearest("layer1.conv", ["layer1.conv1", "layer2.conv2", "fc"])
+    >>> close_matches("layer1.conv", ["layer1.conv1", "layer2.conv2", "fc"])
     'layer1.conv1, layer2.conv2'
     """
     known = list(candidates)

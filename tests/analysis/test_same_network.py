@@ -13,8 +13,8 @@ import networks
 import resemblance as rs
 from resemblance.errors import DataError, MismatchError
 
-X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
-Y = torch.arange(40) % 2
+X = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(60) % 2
 NET = networks.seeded(networks.MLP)
 REP = rs.record(NET, X, name="mine", keep_sums=True)
 

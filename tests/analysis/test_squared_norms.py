@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import reference_analysis as reference
-from resemblance.analysis import squared_norms
+from resemblance.analysis import adaptation
 from resemblance.errors import MismatchError
 from shifted import apart, arrays, recorded, without_norms
 
@@ -19,7 +19,7 @@ def exact(kernel, f, g):
 def test_a_whole_kernel_gives_them_exactly(kernel):
     f, g = arrays(n=200)
     rep = recorded(f, g)
-    found = squared_norms.from_blocks(rep[0], kernel, rep)
+    found = adaptation.squared_norms_from_blocks(rep[0], kernel, rep)
     # int16 correlations are good to 1.5e-5
     np.testing.assert_allclose(found.values, exact(kernel, f, g), rtol=3e-4)
     assert [x.shape for x in found.deviations] == [(32, 3)]
@@ -28,7 +28,7 @@ def test_a_whole_kernel_gives_them_exactly(kernel):
 def test_groups_of_samples_are_left_out_as_if_they_had_not_been_recorded():
     f, g = arrays(n=64)
     rep = recorded(f, g)
-    total, others = squared_norms._whole_sums(rep[0], "product", rep)
+    total, others = adaptation._kernel_sums(rep[0], "product", rep)
     k = rep[0].blocks("features", whole=True)[0] * rep[0].blocks("gradients", whole=True)[0]
     keep = slice(2, None)  # 32 groups of two
     rest = k[keep, keep].numpy()
@@ -48,7 +48,7 @@ def test_they_are_unbiased_over_random_blocks_and_the_trace_is_exact(kernel, nor
     found = []
     for seed in range(150):
         rep = apart(f, g, seed) if norms else without_norms(apart(f, g, seed))
-        found.append(squared_norms.from_blocks(rep[0], kernel, rep).values)
+        found.append(adaptation.squared_norms_from_blocks(rep[0], kernel, rep).values)
     error = np.std(found, 0) / len(found) ** 0.5
     bias = 0.01 if norms else 1e-6  # a ratio is unbiased to first order
     assert (np.abs(np.mean(found, 0) - truth) < 4 * error + bias * np.abs(truth))[:2].all()
@@ -60,7 +60,7 @@ def test_the_deviation_of_the_trace_shrinks_with_samples_beyond_the_blocks():
     errors = []
     for blocks in (32, 128):
         rep = recorded(f, g, blocks=blocks, block=8)
-        found = squared_norms.from_blocks(rep[0], "product", rep)
+        found = adaptation.squared_norms_from_blocks(rep[0], "product", rep)
         assert found.values[2] == pytest.approx(exact("product", f, g)[2], rel=1e-5)
         errors.append(sum((x[:, 2] ** 2).sum() for x in found.deviations) ** 0.5)
     assert errors[0] == pytest.approx(errors[1], rel=0.4)
@@ -71,7 +71,7 @@ def test_sums_over_the_bucket_kernel_are_those_of_the_paper_and_their_bias_is_kn
     found = []
     for seed in range(60):
         rep = recorded(f, g, seed=seed)
-        found.append(squared_norms.from_buckets(rep[0], "product", rep))
+        found.append(adaptation.squared_norms_from_buckets(rep[0], "product", rep))
     k = (rep[0].buckets("features") * rep[0].buckets("gradients")).numpy()
     expected = k.sum() / 96**2, np.linalg.norm(k) ** 2 / 96**4, np.trace(k) / 96**2
     assert found[-1].values == pytest.approx(expected)
@@ -84,4 +84,4 @@ def test_sums_over_the_bucket_kernel_are_those_of_the_paper_and_their_bias_is_kn
 def test_without_a_pair_of_samples_there_is_nothing_to_estimate():
     rep = recorded(*arrays(n=1))
     with pytest.raises(MismatchError, match="no pair of samples shares a block at layer"):
-        squared_norms.from_blocks(rep[0], "product", rep)
+        adaptation.squared_norms_from_blocks(rep[0], "product", rep)

@@ -14,8 +14,8 @@ import pytest
 from safetensors.torch import save_file
 
 import resemblance as rs
-from digit_copies import pruned, recorded, rounded, trained
-from resemblance.gate.thresholds import read
+from digit_copies import images, pruned, recorded, rounded, trained
+from resemblance.gate.thresholds import collect_thresholds
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "docs" / "examples"
 NET = """
@@ -40,8 +40,11 @@ def broken():
 AT_80_COLUMNS = """\
 base is undecided as a copy of base, judged on 1,197 samples by one-sided 95 %
 bounds. Undecided: disagreement, 0 %, between 0 % and 0.25 %, allowed 0.1 %:
-about 3,000 samples would decide. Passes: KL, 0 nats, at most 0 nats, allowed
-0.01 nats; JS, 0 nats, at most 0 nats, allowed 0.001 nats.
+about 3,000 samples would decide (Cohen's kappa 1); JS, 0 nats, between 0 nats
+and 0.00192 nats, allowed 0.001 nats: about 2,400 samples would decide. Passes:
+KL, 0 nats, at most 0.00278 nats, allowed 0.01 nats (KL is capped at 1 nat,
+exceeded by 0 % of samples, at most 0.25 %); KL above 0.05 nats, 0 %, at most
+0.25 %, allowed 1 % of samples (p99 of these samples is 0 nats).
 """
 
 
@@ -57,53 +60,69 @@ def files(folder):
     return folder
 
 
-def process(*words):
-    """A process of its own: exit status, standard output, standard error."""
-    command = [sys.executable, "-m", "resemblance", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
+# -- exit statuses ------------------------------------------------------------------------------
 
 
-# -- exit statuses, of real processes -----------------------------------------------------------
-
-
-def test_a_copy_that_passes_exits_with_0(files):
+def test_a_copy_that_passes_exits_with_0(files, run):
     words = ("--max-disagreement", 0.02, "--min", "gradients=0.8", "--min-db", 20)
-    status, out, err = process("check", "base.rsm", "int8.rsm", *words)
+    status, out, err = run("check", "base.rsm", "int8.rsm", *words)
     assert (status, err) == (0, "")
     assert out.startswith("int8 passes as a copy of base, judged on 1,197 samples by one-sided 95")
     assert max(map(len, out.splitlines())) <= 100
 
 
-def test_a_copy_that_fails_exits_with_1(files):
+def test_a_copy_that_fails_exits_with_1(files, run):
     words = ("--max-disagreement", 0.02, "--min", "mean:features=0.1")
-    status, out, err = process("check", "base.rsm", "pruned.rsm", *words)
+    status, out, err = run("check", "base.rsm", "pruned.rsm", *words)
     assert (status, err) == (1, "")
     assert out.startswith("pruned fails as a copy of base")
     assert " Passes: features on average" in out.replace("\n", " ")
 
 
-def test_what_is_undecided_exits_with_3_and_says_what_would_decide(files):
-    status, out, err = process("check", "base.rsm", "base.rsm", "--max-disagreement", 0.001)
+@pytest.mark.parametrize("command", ["check", "compare"])
+def test_flips_are_written(files, run, command):
+    words = ("--max-disagreement", 0.5) if command == "check" else ()
+    status, out, err = run(command, "base.rsm", "pruned.rsm", *words, "--flips", "flips.csv")
+    assert (status, err) == (0, "")
+    expected = rs.flips("base.rsm", "pruned.rsm")
+    found = (files / "flips.csv").read_text().splitlines()
+    assert len(found) == 1 + len(expected.index) > 50
+    assert found[1].startswith(f"{expected.index[0]},-1,{expected.class_a[0]},")
+    if command == "compare":
+        assert " ".join(expected.summary().split()) in " ".join(out.split())
+
+
+def test_what_is_undecided_exits_with_3_and_says_what_would_decide(files, run):
+    status, out, err = run("check", "base.rsm", "base.rsm", "--max-disagreement", 0.001)
     assert (status, err) == (3, "")
     assert "about 3,000 samples would decide" in out.replace("\n", " ")
+
+
+def test_layers_without_a_counterpart_are_judged_only_if_they_are_ignored(files, run):
+    for name, layers in (("two", ["2", "4"]), ("last", ["4"])):
+        rs.record(trained(), images()[0][600:900], layers=layers).save(files / f"{name}.rsm")
+    words = ("check", "two.rsm", "last.rsm", "--min", "features=0.5", "--min-db", 20)
+    status, out, _ = run(*words)
+    assert (status, "--ignore-unmatched" in out) == (3, True)
+    assert run(*words, "--ignore-unmatched")[0] == 0
 
 
 def test_the_paragraph_at_80_columns(files, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     thresholds = ("--max-disagreement", 0.001, "--max-kl", 0.01, "--max-js", 0.001)
+    thresholds += ("--max-kl", "p99=0.05")
     assert run("check", "base.rsm", "base.rsm", *thresholds) == (3, AT_80_COLUMNS, "")
 
 
-def test_a_mistake_exits_with_2_and_one_line(files):
-    status, out, err = process("check", "base.rsm", "gone.rsm", "--max-disagreement", 0.1)
+def test_a_mistake_exits_with_2_and_one_line(files, run):
+    status, out, err = run("check", "base.rsm", "gone.rsm", "--max-disagreement", 0.1)
     assert (status, out) == (2, "")
     assert err == "error: no file at gone.rsm; expected one written by Representation.save\n"
 
 
-def test_what_nobody_expected_exits_with_70(files):
+def test_what_nobody_expected_exits_with_70(files, run):
     words = ("digit_net.py:net", "digit_net.py:broken", "--data", "digits", "--limit", 50)
-    status, out, err = process("check", *words, "--max-disagreement", 0.1)
+    status, out, err = run("check", *words, "--max-disagreement", 0.1)
     assert (status, out) == (70, "")
     assert "ZeroDivisionError: who would have thought" in err
     assert err.splitlines()[-1].startswith("error: a fault of resemblance itself")
@@ -158,12 +177,12 @@ def test_a_mistake_is_an_error_of_the_junit_file(files, refused):
     [
         ((), "no threshold was given, so there is nothing to check"),
         (("--max-disagreement", "2"), "max-disagreement must be above 0 and below 1, a share of"),
-        (("--max-kl", "low"), "Invalid value for '--max-kl'"),
+        (("--max-kl", "low"), "max-kl must be x, mean=x or pNN=x"),
         (("--min", "gradient=0.8"), "no kernel is named 'gradient'; nearest: gradients"),
         (("--min-db", "3", "--json", "-", "--junit", "-"), "expected one thing on standard output"),
         (("--min-db", "3", "--json", "no/c.json"), "cannot write no/c.json"),
-        (("--min-db", "3", "--data", "digits"), "--data are for models, and both networks are"),
-        (("--min-db", "3", "--base-weights", "w"), "--base-weights are for a model, and base.rsm"),
+        (("--min-db", "3", "--data", "digits"), "--data is for models, and both networks are"),
+        (("--min-db", "3", "--base-weights", "w"), "--base-weights is for a model, and base.rsm"),
         (("--thresholds", "gone.toml"), "no file at gone.toml; expected one with thresholds"),
     ],
 )
@@ -173,8 +192,8 @@ def test_likely_mistakes(files, refused, words, message):
 
 def test_a_model_needs_data(files, refused):
     assert refused("check", "digit_net.py:net", "base.rsm", "--min-db", 20) == (
-        "digit_net.py:net is a model, which is recorded on data; give them with --data, or give a "
-        "file that was recorded"
+        "digit_net.py:net is a model, which is recorded on data; name them with --data, or give a "
+        "file that `resemblance record` wrote"
     )
 
 
@@ -202,10 +221,23 @@ def test_the_example_workflow_checks_a_copy(files, run):
 def test_the_example_of_thresholds_is_read():
     if not EXAMPLES.exists():
         pytest.skip("the documentation is not there")
-    names = [threshold.name for threshold in read(EXAMPLES / "thresholds.toml")]
-    assert names == ["max-disagreement", "min-db", "min gradients", "min mean:features"]
+    names = [
+        threshold.name for threshold in collect_thresholds(thresholds=EXAMPLES / "thresholds.toml")
+    ]
+    assert names == [
+        "max-disagreement", "max-kl", "max-kl p99", "min-kappa", "min-db", "min gradients",
+        "min mean:features",
+    ]  # fmt: skip
 
 
 def test_help_has_every_exit_status(run):
     out = run("check", "--help")[1]
     assert re.search(r"0\s+passes,\s+1\s+fails,\s+3\s+undecided,\s+2\s+a\s+mistake", out)
+
+
+def test_few_samples_are_noted_once(files, run):
+    words = ("--data", "digits", "--limit", 40, "--max-disagreement", 0.9)
+    models = ("digit_net.py:net", "digit_net.py:net")
+    _, out, err = run("check", *models, *words)
+    assert out.count("only 40 samples") == 1
+    assert "only 40 samples" not in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -24,11 +26,11 @@ def test_version_and_help_answer_without_torch():
         "import sys, resemblance.cli.main as c\n"
         "try: c.main(['--help'])\n"
         "except SystemExit as end: assert end.code == 0\n"
-        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+        "assert {'torch', 'scipy', 'matplotlib'}.isdisjoint(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "Compare two recorded networks" in done.stdout
+    assert "Compare two networks" in done.stdout
 
 
 def test_a_missing_file(refused):
@@ -37,14 +39,18 @@ def test_a_missing_file(refused):
     )
 
 
-def test_unpaired_files_are_compared_with_a_warning(recorded):
+def test_unpaired_files_are_compared_if_allowed_with_a_warning(recorded, refused):
     recorded("record", "--model", "nets.py:small", "--data", "digits", "--limit", 99, "-o", "c.rsm")
-    words = [sys.executable, "-m", "resemblance", "compare", "a.rsm", "c.rsm"]
+    words = [sys.executable, "-m", "resemblance", "compare", "a.rsm", "c.rsm", "--unpaired"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0
-    assert "1,797 and 99 unpaired samples" in done.stdout
+    assert "1,797 and 99 unpaired samples" in " ".join(done.stdout.split())
     assert done.stderr.startswith("warning: the two networks saw different samples")
     assert done.stderr.count("\n") == 1
+    message = refused("compare", "a.rsm", "c.rsm")
+    assert "1,797 samples" in message
+    assert "99 samples" in message
+    assert "unpaired" in message
 
 
 def test_an_unknown_option_and_a_missing_argument(refused):
@@ -97,6 +103,39 @@ def test_a_reader_that_stops_is_no_error(recorded):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+CHECK = "--max-disagreement 0.5 --json c.json"
+COMMANDS = {
+    "passes": (f"check a.rsm a.rsm {CHECK}", 0),
+    "is refused": (f"check a.rsm b.rsm {CHECK}", 2),  # ten classes and two
+    "table": ("info a.rsm", 0),
+    "json": ("info --json - a.rsm", 0),
+    "no file": ("info gone.rsm", 2),
+    "zoo": ("zoo add zoo a.rsm", 0),
+    "help": ("--help", 0),
+}
+
+
+@pytest.mark.parametrize(
+    ("closed", "commands"),
+    [
+        (">&-", ["passes", "table", "help"]),
+        ("2>&-", ["is refused"]),
+        (">&- 2>&-", ["json"]),
+        ("<&- >&- 2>&-", ["passes", "no file", "zoo"]),
+    ],
+)
+def test_closed_streams_leave_the_exit_status_as_it_is(recorded, closed, commands):
+    """A closed descriptor is also the next that a file gets, which must not be written into."""
+    for words, status in (COMMANDS[name] for name in commands):
+        line = f"{sys.executable} -m resemblance {words} {closed}"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+        assert done.returncode == status, (words, done.stderr)
+        assert "Traceback" not in done.stderr
+        assert not (">&-" in closed.split() and done.stdout)
+    if "passes" in commands:
+        assert json.loads(Path("c.json").read_text())["status"] == "passed"
+
+
 def test_warnings_of_others_are_shown_as_python_shows_them(run, monkeypatch):
     shown = []
     monkeypatch.setattr(warnings, "showwarning", lambda message, *rest: shown.append(str(message)))
@@ -109,7 +148,7 @@ def test_warnings_of_others_are_shown_as_python_shows_them(run, monkeypatch):
 
 WRITES = """
 import sys
-from resemblance._atomic_files import write_atomically
+from resemblance._utils.atomic_files import write_atomically
 from resemblance.cli import main as entry
 
 def app(words, **options):

@@ -23,7 +23,6 @@ def test_an_address_that_others_can_reach_needs_a_token(refused, tmp_path, monke
     found = refused("serve", tmp_path, "--host", "0.0.0.0")
     assert "--token is needed" in found
     assert "at least 16" in refused("serve", tmp_path, "--token", "short")
-    assert "found both" in refused("serve", tmp_path, "--token", "x" * 20, "--token-file", "y")
 
 
 def test_a_missing_extra_is_named(refused, tmp_path, monkeypatch):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import resource
 import shutil
 import subprocess
 import sys
 from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 from test_commands import documented
@@ -23,12 +25,23 @@ def finished(folder, *words, **how):
     return subprocess.run([*COMMAND, *words], cwd=folder, capture_output=True, text=True, **how)
 
 
+def in_this_process(folder, *words):
+    """The same without a process of its own, beside those of its workers."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(folder)
+        patch.delenv("COLUMNS", raising=False)
+        with pytest.raises(SystemExit) as end:
+            entry.main(["sweep", "jobs.yaml", *words])
+    return subprocess.CompletedProcess(words, end.value.code, out.getvalue(), err.getvalue())
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     """A first sweep: its folder, and what it said."""
     folder = tmp_path_factory.mktemp("swept")
     in_folder(folder, "models: [nets.py:one, nets.py:bad]\ndata: {x: nets.py:x}")
-    return folder, finished(folder, "--retries", "0")
+    return folder, in_this_process(folder, "--retries", "0")
 
 
 @pytest.fixture
@@ -58,7 +71,7 @@ def test_one_that_fails_does_not_stop_the_others(swept):
 
 def test_a_second_start_does_only_what_is_missing(again):
     (again / "nets.py").write_text((again / "nets.py").read_text().replace("raise Val", "one() #"))
-    done = finished(again, "--json", "-")
+    done = in_this_process(again, "--json", "-")
     found = json.loads(done.stdout)
     assert done.returncode == 1
     assert [pair["state"] for pair in found["pairs"]] == ["there", "failed"]

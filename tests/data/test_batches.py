@@ -28,25 +28,25 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_size_is_the_common_length(kind):
-    assert batches.size(KINDS[kind]) == 4
+    assert batches.num_samples(KINDS[kind]) == 4
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_taking_parts_and_joining_them_changes_nothing(kind):
     batch = KINDS[kind]
-    whole = batches.join(
-        [batches.take(batch, slice(0, 1)), batches.take(batch, np.array([1, 2, 3]))]
+    whole = batches.concat_batches(
+        [batches.take_samples(batch, slice(0, 1)), batches.take_samples(batch, np.array([1, 2, 3]))]
     )
-    assert type(whole) is type(batches.take(batch, slice(0, 4)))
-    for ours, theirs in zip(batches.leaves(whole), batches.leaves(batch), strict=True):
+    assert type(whole) is type(batches.take_samples(batch, slice(0, 4)))
+    for ours, theirs in zip(batches.batch_leaves(whole), batches.batch_leaves(batch), strict=True):
         assert np.array_equal(np.asarray(ours), np.asarray(theirs))
 
 
 def test_values_without_samples_travel_along():
-    part = batches.take(KINDS["dict"], slice(0, 2))
+    part = batches.take_samples(KINDS["dict"], slice(0, 2))
     assert float(part["scale"]) == 2.0
     assert part["flag"] is True
-    joined = batches.join([part, part])
+    joined = batches.concat_batches([part, part])
     assert float(joined["scale"]) == 2.0
     assert joined["flag"] is True
 
@@ -62,20 +62,20 @@ def test_values_without_samples_travel_along():
 )
 def test_batches_without_a_common_length_are_refused(batch, message):
     with pytest.raises(DataError, match=message):
-        batches.size(batch)
+        batches.num_samples(batch)
 
 
 def test_inputs_and_labels():
     for kind in ("pair", "list", "named tuple"):
-        assert batches.inputs_of(KINDS[kind]) is X
-        assert batches.labels_of(KINDS[kind]) is Y
-    assert batches.labels_of(X) is None
-    assert batches.labels_of((X,)) is None
-    assert set(batches.inputs_of(KINDS["text"])) == {"text"}
-    assert batches.labels_of(KINDS["text"]) is Y
+        assert batches.batch_inputs(KINDS[kind]) is X
+        assert batches.batch_labels(KINDS[kind]) is Y
+    assert batches.batch_labels(X) is None
+    assert batches.batch_labels((X,)) is None
+    assert set(batches.batch_inputs(KINDS["text"])) == {"text"}
+    assert batches.batch_labels(KINDS["text"]) is Y
     words = ["one", "two"]
-    assert batches.inputs_of(words) is words
-    assert batches.labels_of(words) is None
+    assert batches.batch_inputs(words) is words
+    assert batches.batch_labels(words) is None
 
 
 def masked(length):
@@ -84,7 +84,7 @@ def masked(length):
 
 
 def test_sequences_of_different_length_are_padded_where_a_mask_can_say_so():
-    joined = batches.join([masked(2), masked(3)])
+    joined = batches.concat_batches([masked(2), masked(3)])
     assert joined["input_ids"].tolist() == [[1, 2, 0], [3, 4, 0], [1, 2, 3], [4, 5, 6]]
     assert joined["attention_mask"][:, 2].tolist() == [0, 0, 1, 1]
     assert joined["labels"][:, 2].tolist() == [-100, -100, 3, 6]
@@ -101,14 +101,14 @@ def test_sequences_of_different_length_are_padded_where_a_mask_can_say_so():
 )
 def test_samples_of_different_shape_are_refused(parts):
     with pytest.raises(DataError, match=r"expected samples of one shape, found .*attention_mask"):
-        batches.join(parts)
+        batches.concat_batches(parts)
 
 
 def test_to_device_makes_ordinary_tensors():
     with torch.inference_mode():
         batch = {"x": X.clone(), "y": Y.numpy(), "text": ["a"] * 4}
-        moved = batches.to_device(batch, torch.device("cpu"))
+        moved = batches.batch_to_device(batch, torch.device("cpu"))
     assert not moved["x"].is_inference()
     assert isinstance(moved["y"], torch.Tensor)
     assert moved["text"] == ["a"] * 4
-    assert not batches.to_device(X.clone().requires_grad_(), None).requires_grad
+    assert not batches.batch_to_device(X.clone().requires_grad_(), None).requires_grad

@@ -7,7 +7,7 @@ import pytest
 
 import shards
 from optional_libraries import needs
-from resemblance._data.parquet_rows import rows_of_parquet
+from resemblance._data.shard_files import read_parquet
 from resemblance.errors import FormatError
 
 pytestmark = needs("pyarrow")
@@ -39,7 +39,7 @@ def test_columns_are_told_by_what_they_hold(tmp_path):
         number=[1.5, 2.5],
         other=[{"a": 1}] * 2,
     )
-    first, second = rows_of_parquet(path)
+    first, second = read_parquet(path)
     kinds = {name: first.kind(name) for name in first if name != "__key__"}
     images, arrays = ("image", "plain"), ("x", "deep", "fixed", "ragged")
     others = ("words", "number", "other")
@@ -65,16 +65,18 @@ def test_columns_are_told_by_what_they_hold(tmp_path):
 
 def test_keys_are_a_column_or_file_and_number(tmp_path):
     plain = write(tmp_path / "a.parquet", x=[[float(i)] for i in range(600)])
-    rows = list(rows_of_parquet(plain))
+    rows = list(read_parquet(plain))
     assert [row.key for row in rows] == [f"a.parquet:{i}" for i in range(600)]
     assert np.concatenate([row["x"] for row in rows]).tolist() == list(range(600))
     keyed = write(tmp_path / "b.parquet", x=[[1.0], [2.0]], __key__=["k1", "k2"])
-    assert [row.key for row in rows_of_parquet(keyed)] == ["k1", "k2"]
-    assert next(rows_of_parquet(keyed)).where == f"0 in {keyed}"
+    assert [row.key for row in read_parquet(keyed)] == ["k1", "k2"]
+    assert next(read_parquet(keyed)).where == f"0 in {keyed}"
 
 
 def test_a_damaged_file_is_named(tmp_path):
     path = write(tmp_path / "a.parquet", x=[[1.0]])
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(FormatError, match=r"a\.parquet is not a readable \.parquet file"):
-        list(rows_of_parquet(path))
+    whole = write(tmp_path / "b.parquet", x=[f"{i} " * 50 for i in range(5000)]).read_bytes()
+    for damaged in (path.read_bytes()[:-20], whole[:4] + bytes(3000) + whole[3004:]):
+        path.write_bytes(damaged)
+        with pytest.raises(FormatError, match=r"a\.parquet is not a readable \.parquet file"):
+            list(read_parquet(path))

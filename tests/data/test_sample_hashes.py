@@ -1,4 +1,4 @@
-"""Fingerprints tell the same samples, and the same weights, from others."""
+"""Hashes tell the same samples from different ones; keys are samples' own indices."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ import pytest
 import torch
 
 import networks
-from resemblance._data.sample_hashes import Hashing, SampleReader, of_name
+from resemblance._data import sample_hashes
+from resemblance._data.sample_hashes import (
+    PendingHashes,
+    SampleHasher,
+    index_of_key,
+    refuse_duplicate,
+)
+from resemblance.errors import DataError
 
 X = torch.randn(6, 3, 20, 20, generator=torch.Generator().manual_seed(0))
 
 
 def hashing(*batches):
-    reader = SampleReader()
+    reader = SampleHasher()
     return reader.hashing([reader.read(batch) for batch in batches])
 
 
@@ -65,21 +72,16 @@ def test_padding_does_not_matter():
     assert (of_samples(changed) != of_samples(batch)).all()
 
 
-def test_names_stand_for_samples():
-    assert (of_name("a", 3) == of_name("a", 3)).all()
-    assert (of_name("a", 3) != of_name("b", 3)).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
 def test_sums_that_a_device_makes_give_the_same_hashes(dtype):
     """Here on the host: what is sent home of a GPU is what it would have given."""
     x = (10 * X).clamp_min(0).to(dtype)
     few, tokens = networks.tokens(6, length=5), torch.arange(12).view(6, 2)[:, :1]
     batch = {"x": x, "y": X[:, 0, 0, :7].to(dtype), **few}
-    reader = SampleReader()
+    reader = SampleHasher()
     read = reader.read((batch, tokens))
     here = reader.hashing([read])
-    there = Hashing(
+    there = PendingHashes(
         6, {what: [reader._sums(x) for x in parts] for what, parts in read.words.items()}
     )
     for what in ("known_by", "content", "labels"):
@@ -98,7 +100,7 @@ def test_memory_order_and_places_in_memory_do_not_matter():
 @pytest.mark.parametrize("width", [5, 6, 400])
 def test_what_the_model_writes_into_its_inputs_is_not_hashed(width):
     x = X.flatten(1)[:, :width].clone()
-    reader, before = SampleReader(), of_samples(x)
+    reader, before = SampleHasher(), of_samples(x)
     read = reader.read(x)
     x.zero_()
     assert (reader.hashing([read]).hashes("known_by") == before).all()
@@ -112,7 +114,7 @@ def test_batches_that_are_hashed_together_have_the_hashes_of_each():
     for what in ("known_by", "content", "labels"):
         apart = np.concatenate([hashing(batch).hashes(what) for batch in batches])
         assert (together.hashes(what) == apart).all()
-    forms = [SampleReader().read(batch).form for batch in (X[:2], X[:4], X[:, 0, 0], (X, X[:, 0]))]
+    forms = [SampleHasher().read(batch).form for batch in (X[:2], X[:4], X[:, 0, 0], (X, X[:, 0]))]
     assert forms[0] == forms[1] != forms[2] != forms[0] != forms[3]
 
 
@@ -128,3 +130,24 @@ def test_dtypes_that_torch_computes_little_with(dtype):
     assert len(set(of_samples(x).tolist())) == 6
     if x.is_complex():
         assert (of_samples(x.conj()) == of_samples(x.conj().resolve_conj())).all()
+
+
+def test_an_index_is_a_function_of_the_key_for_ever():
+    assert index_of_key("cats/0001") == 4962744157676639374
+    many = {index_of_key(str(i)) for i in range(10_000)}
+    assert len(many) == 10_000
+    assert min(many) >= 0
+    assert 2**62 < max(many) < 2**63
+
+
+def test_names_that_are_no_text_have_an_index():
+    assert index_of_key("\udcff") != index_of_key("\udcfe")
+
+
+def test_a_key_that_comes_twice_is_refused(monkeypatch):
+    monkeypatch.setattr(sample_hashes, "_MAX_REMEMBERED_KEYS", 2)
+    seen = set()
+    for index in (1, 2, 3, 3):  # the third is not remembered any more
+        refuse_duplicate(index, "x", seen)
+    with pytest.raises(DataError, match=r"the key of 0001 in b\\x1b came twice"):
+        refuse_duplicate(2, "0001 in b\x1b", seen)

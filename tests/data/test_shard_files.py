@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import shards
-from resemblance._data.shard_files import is_shards, shard_files, spelt_out
+from resemblance._data.shard_files import expand_braces, find_shards, is_shards
 from resemblance.errors import DataError
 
 
@@ -19,27 +19,27 @@ def folder(tmp_path):
 def test_a_file_a_folder_and_patterns(folder):
     names = [f"s-{i:03}.tar" for i in range(3)]
     for spec in (folder, f"{folder}/s-*.tar", f"{folder}/s-{{000..002}}.tar"):
-        assert [file.name for file in shard_files(spec)] == names
-    assert [x.name for x in shard_files(f"{folder}/s-{{002,000}}.tar")] == [
+        assert [file.name for file in find_shards(spec)] == names
+    assert [x.name for x in find_shards(f"{folder}/s-{{002,000}}.tar")] == [
         "s-002.tar",
         "s-000.tar",
     ]
-    assert [x.name for x in shard_files(folder / "s-001.tar")] == ["s-001.tar"]
+    assert [x.name for x in find_shards(folder / "s-001.tar")] == ["s-001.tar"]
     (folder / "odd{1}.tar").write_bytes(b"")
-    assert len(shard_files(f"{folder}/odd{{1}}.tar")) == 1
+    assert len(find_shards(f"{folder}/odd{{1}}.tar")) == 1
 
 
 def test_what_is_not_there_is_refused(folder):
     with pytest.raises(DataError, match=r"no shard at .*s-003\.tar"):
-        shard_files(f"{folder}/s-{{000..003}}.tar")
+        find_shards(f"{folder}/s-{{000..003}}.tar")
     with pytest.raises(DataError, match=r"expected shards .* found none"):
-        shard_files(f"{folder}/t-*.tar")
+        find_shards(f"{folder}/t-*.tar")
     (folder / "notes.md").write_text("x")
     with pytest.raises(DataError, match=r"found .*notes\.md"):
-        shard_files(f"{folder}/*")
+        find_shards(f"{folder}/*")
     for wrong in ("{3..1}", "{a..b}", "{0..9999999}"):
         with pytest.raises(DataError, match="expected numbers from the smaller to the larger"):
-            spelt_out(f"s-{wrong}.tar")
+            expand_braces(f"s-{wrong}.tar")
 
 
 def test_what_names_shards(folder):

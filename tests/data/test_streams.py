@@ -1,7 +1,8 @@
-"""Streams as data: the same samples, whatever holds them and in whatever order they come."""
+"""Streams as data: the same samples, whatever the loader or order; the shuffle buffer."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -16,11 +17,12 @@ import networks
 import resemblance as rs
 import shards
 from optional_libraries import needs
-from resemblance._data.sample_keys import index_of
-from resemblance._data.shares import Share
-from resemblance._data.sources import source
+from resemblance._data.make_source import make_source
+from resemblance._data.sample_hashes import index_of_key
+from resemblance._data.sources import Share
+from resemblance._data.streams import shuffle_buffered
 from resemblance.errors import DataError, MismatchError, ResemblanceWarning
-from resemblance.recording import segments
+from resemblance.recording import checkpoints
 
 TOTAL = 600
 X = torch.randn(TOTAL, 6, generator=torch.Generator().manual_seed(0)).numpy()
@@ -137,7 +139,7 @@ def test_a_permuted_data_set_under_one_name_is_refused_by_buckets_as_well():
 
 
 def read(stream, batch_size, seed=0, share=None, block=16):
-    found = source(stream, seed=seed, block=block).batches(batch_size, share or Share())
+    found = make_source(stream, seed=seed, block=block).batches(batch_size, share or Share())
     return [
         (piece.block, index, tuple(row))
         for batch in found
@@ -154,8 +156,8 @@ def test_neither_batches_nor_shards_change_a_block(count, batch_size, buffer, se
     stream = rs.stream(rows(count), vector, buffer=buffer)
     whole = read(stream, 16, seed)
     assert read(stream, batch_size, seed) == whole
-    assert Counter(index for _, index, _ in whole) == Counter(map(index_of, KEYS[:count]))
-    known = {index_of(key): tuple(x.tolist()) for key, x in zip(KEYS, X, strict=True)}
+    assert Counter(index for _, index, _ in whole) == Counter(map(index_of_key, KEYS[:count]))
+    known = {index_of_key(key): tuple(x.tolist()) for key, x in zip(KEYS, X, strict=True)}
     assert all(known[index] == x for _, index, x in whole)
     if count > 32:
         parts = [read(stream, batch_size, seed, Share((i, 2))) for i in range(2)]
@@ -192,7 +194,7 @@ def test_only_what_is_used_is_decoded(tar):
 
 
 def test_a_pass_that_goes_on_decodes_what_is_left(tar, tmp_path, monkeypatch):
-    monkeypatch.setattr(segments, "_TIMES", 0)
+    monkeypatch.setattr(checkpoints, "_MIN_PASS_TO_WRITE_TIME", 0)
     one, file = record(rs.stream(tar)), (tmp_path / "c", 0)
 
     class Ends(Counted):
@@ -206,7 +208,7 @@ def test_a_pass_that_goes_on_decodes_what_is_left(tar, tmp_path, monkeypatch):
     rest = Counted()
     with pytest.warns(ResemblanceWarning, match="read again from its beginning"):
         two = record(rs.stream(tar, rest), checkpoint=file, batch_size=16)
-    assert 0 < rest.made < 250
+    assert 0 < rest.made < 400  # what is left of 600, and blocks read again to compare them
     assert two.data == one.data
     assert (two.block_hashes, two.block_sizes) == (one.block_hashes, one.block_sizes)
     found = rs.compare(one, two, kernel="features")
@@ -313,7 +315,7 @@ def test_a_bad_sample_is_named():
 def test_what_is_refused(tar, tmp_path):
     with pytest.raises(DataError, match="the data are empty"):
         record(rs.stream([]))
-    with pytest.raises(DataError, match="buffer must be"):
+    with pytest.raises(DataError, match="`buffer` must be"):
         rs.stream(tar, buffer=0)
     with pytest.raises(DataError, match="sample must be a function"):
         rs.stream(tar, "jpg")
@@ -353,3 +355,59 @@ def test_a_stream_works_for_a_network_that_takes_images(tmp_path):
     net = nn.Sequential(nn.Conv2d(3, 4, 3, stride=8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
     net(torch.zeros(1, 3, 224, 224))
     assert rs.record(net, rs.stream(path), block=4, progress=False).samples == 24
+
+
+@given(st.lists(st.integers()), st.integers(0, 2**64 - 1), st.integers(1, 60))
+def test_every_item_comes_once_in_an_order_of_the_seed(items, seed, size):
+    found = list(shuffle_buffered(items, seed, size))
+    assert sorted(found) == sorted(items)
+    assert found == list(shuffle_buffered(iter(items), seed, size))
+
+
+@given(st.integers(0, 300), st.integers(1, 60))
+def test_no_more_wait_than_the_buffer_holds(count, size):
+    taken = 0
+
+    def items():
+        nonlocal taken
+        for i in range(count):
+            taken += 1
+            yield i
+
+    for given_on, _ in enumerate(shuffle_buffered(items(), 0, size)):
+        assert taken - given_on <= size
+
+
+@given(st.integers(0, 200), st.integers(1, 60), st.integers(0, 200))
+def test_what_comes_first_does_not_depend_on_how_much_is_taken(count, size, some):
+    whole = list(shuffle_buffered(range(count), 7, size))
+    assert list(itertools.islice(shuffle_buffered(range(count), 7, size), some)) == whole[:some]
+
+
+def test_a_buffer_of_one_leaves_the_order_and_seeds_differ():
+    assert list(shuffle_buffered(range(50), 3, 1)) == list(range(50))
+    assert list(shuffle_buffered(range(50), 3, 9)) != list(shuffle_buffered(range(50), 4, 9))
+
+
+def test_a_buffer_of_all_is_as_random_as_can_be():
+    places = np.array([list(shuffle_buffered(range(20), seed, 20)) for seed in range(2000)])
+    share = np.array([(places == i).mean(0) for i in range(20)])
+    # of 2,000 draws with chance 1/20, whose standard deviation is 0.005, 400 of them
+    assert np.abs(share - 1 / 20).max() < 5 * 0.005
+
+
+def test_bytes_that_wait_are_few():
+    weights = [10, 10, 10, 1000, 10, 10]
+    found = list(shuffle_buffered(weights, 0, 100, weight=lambda w: w, room=25))
+    assert sorted(found) == sorted(weights)
+    waiting = []
+    for item in shuffle_buffered(
+        (waiting.append(w) or w for w in weights), 0, 100, weight=lambda w: w, room=25
+    ):
+        waiting.remove(item)
+        assert sum(waiting) <= 1010  # the newcomer, and what fitted
+
+
+@pytest.mark.parametrize("size", [1, 5, 100])
+def test_nothing_comes_of_nothing(size):
+    assert list(shuffle_buffered([], 0, size)) == []

@@ -7,17 +7,15 @@ import tarfile
 import pytest
 
 import shards
-from resemblance._data import tar_shards
-from resemblance._data.tar_shards import rows_of_tar
+from resemblance._data import shard_files
+from resemblance._data.shard_files import read_tar
 from resemblance.errors import DataError, FormatError
 
 PAIR = [("cats/1.jpg", b"picture"), ("cats/1.cls", b"0"), ("cats/2.jpg", b"other")]
 
 
 def read(path):
-    return [
-        (row.key, sorted(name for name in row if name != "__key__")) for row in rows_of_tar(path)
-    ]
+    return [(row.key, sorted(name for name in row if name != "__key__")) for row in read_tar(path)]
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
@@ -37,8 +35,8 @@ def test_names_are_names_wherever_they_point(tmp_path):
     ]
     path = shards.write_tar(tmp_path / "s.tar", members)
     before = sorted(tmp_path.rglob("*"))
-    assert [row["txt"] for row in rows_of_tar(path)] == list("abcdef")
-    assert [row.key for row in rows_of_tar(path)][:3] == ["/etc/passwd", "../../up", "plain"]
+    assert [row["txt"] for row in read_tar(path)] == list("abcdef")
+    assert [row.key for row in read_tar(path)][:3] == ["/etc/passwd", "../../up", "plain"]
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -85,7 +83,7 @@ def test_a_shard_that_is_cut_short_says_after_which_file(tmp_path, mode):
     found = []
     path.write_bytes(whole[: len(whole) * 2 // 3 if mode == "w" else len(whole) - 300])
     with pytest.raises(FormatError, match=r"cannot be read as a tar file"):
-        found.extend(row.key for row in rows_of_tar(path))
+        found.extend(row.key for row in read_tar(path))
     if mode == "w":
         with pytest.raises(FormatError, match=r"after 1\.bin"):
             read(path)
@@ -95,7 +93,7 @@ def test_a_file_that_comes_twice_or_is_far_too_large_is_refused(tmp_path, monkey
     path = shards.write_tar(tmp_path / "s.tar", [("1.jpg", b"a"), ("1.JPG", b"b")])
     with pytest.raises(DataError, match=r"s\.tar holds 1\.JPG twice"):
         read(path)
-    monkeypatch.setattr(tar_shards, "_LARGEST", 3)
+    monkeypatch.setattr(shard_files, "_MAX_MEMBER_BYTES", 3)
     path = shards.write_tar(tmp_path / "s.tar", [("1.jpg", b"four")])
     with pytest.raises(DataError, match=r"1\.jpg in .* says that it has 4 bytes"):
         read(path)

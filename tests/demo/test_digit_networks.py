@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from resemblance._data.named_data import digits
-from resemblance.demo.digit_networks import DigitNet, pruned, quantised, train
+from resemblance._data.load_data import load_digits_data
+from resemblance.demo.digit_networks import DigitNet, pruned_copy, quantised_copy, train_digit_net
 
 
 def weights(net):
@@ -14,13 +14,13 @@ def weights(net):
 
 def test_training_leaves_the_global_generator_alone():
     before = torch.random.get_rng_state()
-    train(*(x[:64] for x in digits()), classes=10, seed=0)
+    train_digit_net(*(x[:64] for x in load_digits_data()), classes=10, seed=0)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_quantised_weights_take_few_values_and_stay_within_half_a_step():
     net = DigitNet(10)
-    for old, new in zip(weights(net), weights(quantised(net, 4)), strict=True):
+    for old, new in zip(weights(net), weights(quantised_copy(net, 4)), strict=True):
         step = old.abs().max() / 7  # 2^(4-1) - 1 steps to either side of zero
         assert len(new.unique()) <= 15
         assert ((old - new).abs() <= step / 2 * 1.0001).all()  # but for round-off
@@ -28,7 +28,7 @@ def test_quantised_weights_take_few_values_and_stay_within_half_a_step():
 
 def test_pruning_removes_the_smallest_weights_and_keeps_the_others():
     net = DigitNet(10)
-    for old, new in zip(weights(net), weights(pruned(net, 0.5)), strict=True):
+    for old, new in zip(weights(net), weights(pruned_copy(net, 0.5)), strict=True):
         gone = new == 0
         assert int(gone.sum()) == old.numel() // 2
         assert old[gone].abs().max() < old[~gone].abs().min()

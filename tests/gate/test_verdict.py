@@ -1,15 +1,17 @@
-"""Verdicts: words, numbers and statuses of findings that were made up, and of real ones."""
+"""Verdicts: words, numbers and exit statuses; JUnit and Markdown with hostile names."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 
 import resemblance as rs
 from digit_copies import recorded
 from resemblance.gate.thresholds import Threshold
-from resemblance.gate.verdict import Finding, Verdict
+from resemblance.gate.verdict import Finding, Verdict, junit_error_xml
 
 RATE = Threshold("disagreement", 0.02)
 SCORE = Threshold("score", 0.8, "gradients")
@@ -90,6 +92,7 @@ def test_numbers_for_machines():
     ]  # fmt: skip
     assert list(content["thresholds"][0]) == [
         "name", "limit", "status", "measured", "low", "high", "layer", "samples_needed", "reason",
+        "remarks",
     ]  # fmt: skip
     assert (content["base"], content["copy"], content["samples"]) == ("base", "int4", 1197)
     assert content["thresholds"][1]["name"] == "min features"
@@ -98,3 +101,83 @@ def test_numbers_for_machines():
 def test_names_from_files_are_not_obeyed():
     found = Verdict("a\x1b[31m", "b\n", 10, None, (PASSED,))
     assert found.paragraph().startswith("b\\n passes as a copy of a\\x1b[31m, ")
+
+
+def test_remarks_stand_beside_the_result_whatever_it_is():
+    remarked = replace(PASSED, remarks=("KL is capped at 1 nat",))
+    assert remarked.text("samples").endswith("(KL is capped at 1 nat)")
+    assert remarked.to_dict()["remarks"] == ["KL is capped at 1 nat"]
+    verdict = Verdict("base", "copy", 300, None, (remarked,))
+    assert "KL is capped at 1 nat" in verdict.to_markdown()
+    assert "KL is capped at 1 nat" in verdict.to_junit()
+
+
+NASTY = "a`b|c<d>&\"'\x1b[31m\ufffe\u202e@all\ud800"
+FINDINGS = (
+    Finding(Threshold("disagreement", 0.02), "undecided", 0.01, 0.004, 0.03, samples_needed=1200),
+    Finding(Threshold("score", 0.8, "gradients"), "failed", 0.5, 0.4, 0.6, NASTY),
+    Finding(Threshold("score", 0.8, "features", mean=True), "passed", 0.9, 0.85, 0.95),
+)
+VERDICT = Verdict(NASTY, "copy", 400, None, FINDINGS, notes=(f"layer {NASTY!r} *left* out",))
+
+
+def test_junit_has_a_case_for_each_threshold():
+    (suite,) = ElementTree.fromstring(VERDICT.to_junit())
+    counts = {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")}
+    assert counts == {"tests": "3", "failures": "1", "errors": "0", "skipped": "1"}
+    undecided, failed, passed = suite
+    assert undecided.get("name") == "max-disagreement 2 %"
+    assert undecided.find("skipped").get("message").startswith("undecided: disagreement, 1 %")
+    assert "at most 0.600, asked for 0.8" in failed.find("failure").get("message")
+    assert [child.tag for child in passed] == ["system-out"]
+
+
+def test_junit_is_xml_whatever_names_hold():
+    (suite,) = ElementTree.fromstring(VERDICT.to_junit().encode())
+    assert suite[0].get("classname") == (
+        "copy as a copy of a`b|c<d>&\"'\\x1b[31m\\ufffe\\u202e@all\\ud800"
+    )
+
+
+def test_junit_of_a_mistake_has_an_error():
+    (suite,) = ElementTree.fromstring(junit_error_xml("no file at \x07a.rsm"))
+    assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
+    assert suite[0].find("error").get("message") == "no file at \\x07a.rsm"
+
+
+def test_markdown_of_a_real_verdict():
+    found = rs.check(recorded(), recorded("pruned"), max_disagreement=0.02, min="features=0.1")
+    first, second = found.findings
+    lines = found.to_markdown().splitlines()
+    assert lines[:6] == [
+        "### `pruned` fails as a copy of `base`",
+        "",
+        "Judged on 1,197 samples by one-sided 95 % bounds.",
+        "",
+        "| threshold | measured | between | layer | verdict |",
+        "|---|---|---|---|---|",
+    ]
+    assert lines[6] == (
+        f"| max-disagreement 2 % | {first.value()} | {first.bounds()} |  | **failed** "
+        f"({first.remarks[0]}) |"
+    )
+    assert lines[7] == (
+        f"| min features 0.1 | {second.value()} | {second.bounds()} | `{second.layer}` | passed "
+        f"({second.remarks[0]}) |"
+    )
+
+
+def test_nothing_in_a_name_is_markup():
+    text = VERDICT.to_markdown()
+    assert "`a'b\\|c<d>&\"'\\x1b[31m\\u202e@all\\ud800`" in text.replace("\ufffe", "")
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert {row.replace("\\|", "").count("|") for row in rows} == {6}  # of five cells
+    note = text.splitlines()[-1]
+    assert "\\*left\\*" in note
+    assert "@" not in note
+    assert "\\<d\\>" in note
+
+
+def test_markdown_can_be_written_as_utf8():
+    VERDICT.to_markdown().encode()
+    VERDICT.to_junit().encode()

@@ -101,10 +101,10 @@ def test_seeds_and_streams_are_independent():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ((0, 1), "buckets must be a whole number, 1 or more; found 0"),
-        ((-8, 1), "buckets must be a whole number, 1 or more; found -8"),
-        ((8, 0), "per_sample must be a whole number, 1 or more; found 0"),
-        ((8, 3), "buckets must be a positive multiple of per_sample"),
+        ((0, 1), "`buckets` must be a whole number, 1 or more; found 0"),
+        ((-8, 1), "`buckets` must be a whole number, 1 or more; found -8"),
+        ((8, 0), "`per_sample` must be a whole number, 1 or more; found 0"),
+        ((8, 3), "`buckets` must be a positive multiple of `per_sample`"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(sizes, message):
@@ -114,7 +114,7 @@ def test_sizes_that_do_not_fit_are_refused(sizes, message):
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.5, None])
 def test_a_seed_is_a_number_of_64_bits(seed):
-    with pytest.raises(DataError, match="seed must be a whole number"):
+    with pytest.raises(DataError, match="`seed` must be a whole number"):
         CountSketch(seed=seed)
 
 

@@ -13,9 +13,9 @@ CHECK = """
 import torch
 from resemblance._ops import fused_sketch as fused
 from resemblance._ops.count_sketch import CountSketch, add_to_buckets
-from resemblance._ops.feature_fold import Fold
+from resemblance._ops.fold import Fold
 
-fused._READ_AT_ONCE = 128  # so that a layer takes several readings
+fused._FEATURES_PER_READ = 128  # so that a layer takes several readings
 generator = torch.Generator().manual_seed(0)
 for n, d, width, per_sample, dtype, channels, last in (
     (13, 300, 64, 1, torch.float32, 1, False),  # folded, with a short last chunk
@@ -32,7 +32,7 @@ for n, d, width, per_sample, dtype, channels, last in (
     width = fold.width
     buckets = CountSketch(16, 1, per_sample).assign(range(n))
     new = [(torch.zeros(16, width), torch.zeros(width, dtype=torch.float64)) for _ in "fg"]
-    found = fused.sketch(f, g, fold, buckets, new)
+    found = fused.sketch_batch(f, g, fold, buckets, new)
     x, y = f.float(), g.float()
     for (table, total), rows in zip(new, (x, y)):
         expected = torch.zeros(16, width)
@@ -41,7 +41,8 @@ for n, d, width, per_sample, dtype, channels, last in (
         torch.testing.assert_close(total.float(), fold(rows).sum(0), rtol=1e-5, atol=1e-4)
     for one, two in zip(found, ((x * x).sum(1), (y * y).sum(1), (x * y).sum(1))):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-4)
-    without = fused.sketch(f, g, None, None, []), (fused.sketch(f, None, None, None, [])[0],)
+    alone = fused.sketch_batch(f, None, None, None, [])[:1]
+    without = fused.sketch_batch(f, g, None, None, []), alone
     for one, two in zip((*without[0], *without[1]), (*found, found[0])):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-4)
 print("agree")
@@ -55,4 +56,4 @@ def test_the_kernel_agrees_with_plain_pytorch():
 
 
 def test_the_plain_path_is_taken_without_a_gpu():
-    assert not fused.available(torch.ones(2, 2))
+    assert not fused.can_fuse(torch.ones(2, 2))

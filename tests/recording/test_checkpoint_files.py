@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import resemblance as rs
 from resemblance.errors import DataError, FormatError, MismatchError
-from resemblance.recording.checkpoint_files import CheckpointFiles, Progress, numbers, remove
+from resemblance.recording.checkpoints import (
+    CheckpointFiles,
+    RecordedBlocks,
+    checkpoint_numbers,
+    remove_checkpoints,
+)
+from resemblance.representation.file_format import save
 
 X = torch.randn(80, 6, generator=torch.Generator().manual_seed(0))
 OF = {"seed": 0, "layers": ["features"]}
@@ -19,19 +27,19 @@ def progress(*blocks):
     """What a process has that recorded these of eight shards, which are blocks of ten."""
     parts = [rs.record_arrays(X, data_id="x", block=10, shard=(i, COUNT)) for i in blocks]
     part = parts[0] if len(parts) == 1 else rs.merge(parts, keep_sums=True)
-    done = np.zeros(max(blocks) + 1, bool)
-    done[list(blocks)] = True
-    return Progress(part, done)
+    return RecordedBlocks(part, {block: block + 1 for block in blocks})
 
 
 def blocks_of(found):
-    return sorted(np.flatnonzero(found.done).tolist())
+    return sorted(found.hashes)
 
 
 def test_what_is_written_is_taken_over(tmp_path):
     CheckpointFiles(tmp_path / "c", OF).write(progress(0, 3))
-    found, done = CheckpointFiles(tmp_path / "c", OF).take_over()
-    assert blocks_of(found) == np.flatnonzero(done).tolist() == [0, 3]
+    found, hashes = CheckpointFiles(tmp_path / "c", OF).take_over()
+    assert blocks_of(found) == [0, 3]
+    assert found.hashes == {0: 1, 3: 4}
+    assert hashes.tolist() == [1, 0, 0, 4]
     assert found.part.samples == 20
     assert found.part.block_numbers == (0, 3)
 
@@ -58,7 +66,7 @@ def test_the_number_of_processes_may_change(tmp_path, before, after):
     for files, (found, _) in zip(every, taken, strict=True):
         if found is not None:
             files.write(found)
-    assert set(numbers(tmp_path / "c")) <= set(range(after))
+    assert set(checkpoint_numbers(tmp_path / "c")) <= set(range(after))
     again, done = CheckpointFiles(tmp_path / "c", OF).take_over()
     assert blocks_of(again) == np.flatnonzero(done).tolist() == whole
 
@@ -72,7 +80,7 @@ def test_a_file_that_was_taken_over_but_not_removed_counts_once(tmp_path):
     found, done = files.take_over()
     assert blocks_of(found) == np.flatnonzero(done).tolist() == [0, 1, 2]
     files.write(found)
-    assert numbers(tmp_path / "c") == [0]
+    assert checkpoint_numbers(tmp_path / "c") == [0]
 
 
 def test_what_one_process_writes_is_not_removed_by_another(tmp_path):
@@ -113,8 +121,25 @@ def test_blocks_that_two_files_hold_are_refused(tmp_path):
 
 def test_another_pass_is_refused_by_what_differs(tmp_path):
     CheckpointFiles(tmp_path / "c", OF).write(progress(0))
-    with pytest.raises(MismatchError, match="another pass: seed was 0 and is 1; go on with the"):
+    with pytest.raises(MismatchError, match="different pass: seed was 0 and is now 1"):
         CheckpointFiles(tmp_path / "c", {**OF, "seed": 1}).take_over()
+
+
+@pytest.mark.parametrize("what", ["resemblance", "torch"])
+def test_a_checkpoint_of_a_different_version_is_refused(tmp_path, what):
+    """Its sums may mean something else, and the result would claim one version for both."""
+    written = progress(0)
+    part = replace(written.part, made=replace(written.part.made, **{what: "9.9.9"}))
+    CheckpointFiles(tmp_path / "c", OF).write(replace(written, part=part))
+    with pytest.raises(MismatchError, match=rf"(?i:{what}) version was '9.9.9' and is now"):
+        CheckpointFiles(tmp_path / "c", OF).take_over()
+
+
+@pytest.mark.parametrize("hashes", [[1, -1], [1, 2**32], [1.0], "AAAA", None])
+def test_a_checkpoint_with_other_hashes_is_refused(tmp_path, hashes):
+    save(progress(0).part, tmp_path / "c", checkpoint={"of": OF, "hashes": hashes})
+    with pytest.raises(FormatError, match="hashes must be a list, each a whole number below 2³²"):
+        CheckpointFiles(tmp_path / "c", OF).take_over()
 
 
 def test_a_recording_is_no_checkpoint_and_a_checkpoint_no_recording(tmp_path):
@@ -147,6 +172,6 @@ def test_removing_takes_all_of_them_and_nothing_else(tmp_path):
         (tmp_path / name).write_bytes((tmp_path / "c").read_bytes())
     (tmp_path / "c.2").write_text("no checkpoint")
     rs.record_arrays(X, data_id="x").save(tmp_path / "c.3")
-    remove(tmp_path / "c")
+    remove_checkpoints(tmp_path / "c")
     left = sorted(file.name for file in tmp_path.iterdir())
     assert left == ["c.0", "c.2", "c.3", "c.txt", "d"]

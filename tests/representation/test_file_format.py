@@ -1,4 +1,4 @@
-"""Representations as files: nothing lost, every name documented."""
+"""Representations as files: nothing lost, every key documented; paths in place of recordings."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from torch import nn
 import networks
 import resemblance as rs
 import stored
-from resemblance.errors import LayerError
-from resemblance.representation import container
-from resemblance.representation.file_format import content
+from resemblance.errors import DataError, FormatError, LayerError
+from resemblance.representation import tensor_file
+from resemblance.representation.file_format import representation_bytes
+from resemblance.representation.outputs import Outputs
+from resemblance.representation.representation import as_representation, as_representations
 from small import record
 
 
 def test_content_is_what_save_writes(tmp_path):
     rep = record()
     path = tmp_path / "net.rsm"
-    path.write_bytes(content(rep))
+    path.write_bytes(representation_bytes(rep))
     assert rs.load(path) == rep
     assert path.stat().st_size == rep.save(tmp_path / "b.rsm").stat().st_size
 
@@ -113,7 +115,7 @@ def test_the_reader_in_the_documentation_reads_the_file(tmp_path, parts):
     assert (rep[0].features.whole is None) == (parts == "blocks")
     reader = documented()
     header, tensors = reader["read"](rep.save(tmp_path / "net.rsm"))
-    assert header["format"] == container.FORMAT
+    assert header["format"] == tensor_file.DEFAULT_FORMAT
     assert header["settings"] == dataclasses.asdict(rep.settings)
     for i, layer in enumerate(rep):
         assert header["layers"][i]["moments"] == stored.moments(layer)
@@ -169,17 +171,41 @@ def test_samples_and_features_go_where_the_documentation_says(shape, max_dim, pe
     for part in range(per_sample):
         at, sign = say["bucket"](np.arange(30), buckets, seed, part, per_sample)
         np.add.at(sums, (at[:, None], slot), rows * sign[:, None] * of_feature)
-    assert layer.features.sums.buckets.shape == sums.shape
-    assert np.abs(layer.features.sums.buckets.numpy() - sums).max() < 1e-3
+    assert layer.features.sums.table.shape == sums.shape
+    assert np.abs(layer.features.sums.table.numpy() - sums).max() < 1e-3
     order = np.argsort(say["bits"](seed, 2, np.arange(30)))
     assert np.allclose(layer.features.norms, (rows[order] ** 2).sum(1), rtol=1e-5)
+
+
+def multi_label(rep, labels=3):
+    """The recording with the outputs of a network of independent labels."""
+    z = torch.randn(sum(rep.block_sizes), labels, generator=torch.Generator().manual_seed(0))
+    right = (z > 0.1).to(torch.int16)
+    return dataclasses.replace(rep, outputs=Outputs(labels, label_logits=z, labels=right))
+
+
+@pytest.mark.parametrize("labels", [1, 3, 1100])
+def test_outputs_of_multi_label_networks_have_a_format_of_their_own(tmp_path, labels):
+    rep = multi_label(record(), labels)
+    path = rep.save(tmp_path / "net.rsm")
+    header, tensors = tensor_file.read_tensors(path)
+    assert (header["format"], header["labels"], header["classes"]) == (3, labels, None)
+    assert tensors["outputs.label_logits"].shape == (rep.samples, labels)
+    assert rs.load(path) == rep
+    assert rs.load(path, layers=[0]).outputs == rep.outputs
+    read, arrays = documented()["read"](path)
+    assert read == header
+    assert np.array_equal(arrays["outputs.label_logits"], rep.outputs.label_logits)
+    for other in (record(), rep.without_outputs()):
+        assert tensor_file.read_tensors(other.save(path))[0]["format"] == 2
 
 
 def test_every_name_in_a_file_is_in_the_documentation(tmp_path):
     text = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
     names: set[str] = set()
-    for options in ({"elementwise": True, "keep_sums": True}, {"blocks": 12}):
-        header, tensors = container.read(record(**options).save(tmp_path / "net.rsm"))
+    plain = [record(**x) for x in ({"elementwise": True, "keep_sums": True}, {"blocks": 12})]
+    for rep in (multi_label(plain[0]), *plain):
+        header, tensors = tensor_file.read_tensors(rep.save(tmp_path / "net.rsm"))
         names |= {name.split(".", 2)[-1] for name in tensors} | set(header)
     names |= {key for part in ("settings", "model", "data", "made") for key in header[part]}
     names |= set(header["layers"][0]) | set(header["layers"][0]["moments"])
@@ -191,3 +217,61 @@ def test_a_ten_layer_network_at_the_defaults_stays_under_33_mb(tmp_path):
     layers = {f"layer{i}": x for i in range(10)}
     path = rs.record_arrays(layers, layers, data_id="x").save(tmp_path / "ten.rsm")
     assert 25e6 < path.stat().st_size < 33e6
+
+
+@pytest.fixture
+def file(rep, tmp_path):
+    return rep.save(tmp_path / "a.rsm")
+
+
+def test_a_representation_is_itself_and_a_path_is_read(rep, file):
+    assert as_representation(rep) is rep
+    for path in (file, str(file)):
+        assert as_representation(path) == rep
+    assert as_representations(each for each in (rep, file)) == [rep, rep]
+
+
+def test_every_reader_takes_a_path(rep, file, tmp_path):
+    kept = rs.record_arrays(  # with sums, for the classifier
+        {"act1": [[0.0, 1.0], [1.0, 0.0]] * 10}, data_id="x", keep_sums=True, buckets=8
+    )
+    sums = str(kept.save(tmp_path / "sums.rsm"))
+    assert rs.compare(str(file), file, kernel="product") == rs.compare(rep, rep, kernel="product")
+    assert rs.compare_all([str(file), rep], kernel="product") == rs.compare_all(
+        [rep, rep], kernel="product"
+    )
+    assert rs.adaptation(file) == rs.adaptation(rep)
+    assert rs.fisher_rao(file) == rs.fisher_rao(rep)
+    assert rs.merge([file]) == rs.merge([rep])
+    assert rs.report([file], tmp_path / "page.html").is_file()
+    import torch
+
+    net = torch.nn.Identity()
+    fitted = rs.KernelClassifier(net, alpha=1.0).fit_representation(sums, [0, 1] * 10)
+    assert fitted.n_samples_ == 20
+
+
+@pytest.mark.parametrize("given", [None, 3, [], {"a": 1}])
+def test_anything_else_is_refused_with_what_it_was(given):
+    kind = type(given).__name__
+    with pytest.raises(DataError, match=f"expected a Representation or the path.*found {kind}"):
+        as_representation(given)
+
+
+@pytest.mark.parametrize("given", [None, 3, {"a": 1}])
+def test_several_are_in_a_list(given):
+    with pytest.raises(DataError, match=f"a list of .*, found {type(given).__name__}; write"):
+        as_representations(given)
+
+
+def test_one_where_several_are_expected(rep):
+    with pytest.raises(DataError, match=r"found one Representation; write \[a, b\]"):
+        as_representations(rep)
+    for path in ("a.rsm", Path("a.rsm")):
+        with pytest.raises(DataError, match=r"found the path 'a\.rsm'; write \[a, b\]"):
+            as_representations(path)
+
+
+def test_a_file_that_is_not_there(rep):
+    with pytest.raises(FormatError, match=r"no file at gone\.rsm"):
+        as_representations([rep, "gone.rsm"])

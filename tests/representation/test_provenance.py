@@ -1,16 +1,20 @@
-"""Where a recording came from."""
+"""Where a recording came from, and which settings must agree."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from dataclasses import replace
 
+import numpy as np
+import pytest
 import torch
 
 import networks
 import resemblance as rs
-from resemblance._model.weight_hash import of_all_weights, of_weights
-from resemblance.representation.provenance import DataInfo, Made, ModelInfo
+from resemblance._models.hashes import hash_all_weights, hash_sampled_weights
+from resemblance.representation.representation import DataInfo, Made, ModelInfo
+from small import record
 
 
 def test_settings_of_precision_are_in_the_provenance():
@@ -40,7 +44,9 @@ def test_a_recording_names_its_network_and_samples():
     net, x = networks.seeded(networks.MLP), torch.randn(20, 6)
     rep = rs.record(net, x, name="mine", data_id="noise", shard=(1, 2))
     parameters = sum(p.numel() for p in net.parameters())
-    assert rep.model == ModelInfo("mine", of_weights(net), parameters, of_all_weights(net))
+    assert rep.model == ModelInfo(
+        "mine", hash_sampled_weights(net), parameters, hash_all_weights(net)
+    )
     assert (rep.data.id, rep.data.total, rep.data.order) == ("noise", 20, "seeded")
     assert rep.data.shards == ((1, 2),)
     assert not rep.complete
@@ -48,3 +54,25 @@ def test_a_recording_names_its_network_and_samples():
     assert (stream.data.total, stream.data.order) == (None, "stream")
     arrays = rs.record_arrays(x, data_id="noise")
     assert arrays.model == ModelInfo("arrays", None, None)
+
+
+def test_settings_from_numpy_numbers_can_be_saved(tmp_path):
+    rep = record(seed=np.int64(3), beta=np.float32(0.25), block=np.int32(4), shard=(np.int64(0), 2))
+    assert rs.load(rep.save(tmp_path / "a.rsm")).settings == rep.settings
+
+
+def test_settings_are_plain_numbers_that_say_whether_there_are_gradients():
+    both, alone = record(seed=np.int64(3), beta=np.float32(0.25)), record(gradients=False)
+    assert type(both.settings.seed) is int
+    assert type(both.settings.beta) is float
+    assert both.settings.gradients
+    assert not alone.settings.gradients
+    assert (alone.settings.target, alone.settings.beta) == ("none", None)
+
+
+def test_settings_compare_and_hash_by_value():
+    a, b, c = (record(seed=seed).settings for seed in (0, 0, 1))
+    assert a == b != c
+    assert len({a, b, c}) == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        a.seed = 1

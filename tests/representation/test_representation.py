@@ -10,7 +10,7 @@ import pytest
 
 import resemblance as rs
 from resemblance.errors import LayerError, MismatchError
-from resemblance.representation.representation import difference
+from resemblance.representation.representation import settings_difference
 from small import record
 
 # -- reading -------------------------------------------------------------------------------------
@@ -31,7 +31,9 @@ def test_missing_layers_and_kinds_say_what_to_do(rep):
     with pytest.raises(LayerError, match="no layer 'act3' in this Representation; nearest: act"):
         rep["act3"]
     features = record(gradients=False)["act1"]
-    with pytest.raises(MismatchError, match=r"holds no gradients.*record again with gradients on"):
+    with pytest.raises(
+        MismatchError, match=r"holds no gradients.*record again with `gradients=True`"
+    ):
         features.blocks("gradients")
     with pytest.raises(MismatchError, match=r"holds no elementwise.*elementwise=True"):
         record()["act1"].buckets("elementwise")
@@ -72,5 +74,5 @@ def test_representations_are_compared_by_content_and_cannot_be_hashed(rep, tmp_p
 
 def test_difference_names_the_first_setting():
     a, b = record(), record(seed=1)
-    assert difference(a, a, ["seed", "block"]) is None
-    assert difference(a, b, ["block", "seed"]) == "seed differs: 0 in 'MLP', 1 in 'MLP'"
+    assert settings_difference(a, a, ["seed", "block"]) is None
+    assert settings_difference(a, b, ["block", "seed"]) == "seed differs: 0 in 'MLP', 1 in 'MLP'"

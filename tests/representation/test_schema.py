@@ -12,7 +12,8 @@ import torch
 import networks
 import resemblance as rs
 from resemblance.errors import FormatError
-from resemblance.representation import container, schema
+from resemblance.representation import schema, tensor_file
+from resemblance.representation.outputs import Outputs
 from small import record
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -34,7 +35,10 @@ def files(tmp_path_factory):
             **{"tokens": 3, "block": 8, "layers": ["blocks.0", "blocks.1"]},
         ),
     }
-    return {name: container.read(rep.save(path)) for name, rep in made.items()}
+    rows = sum(made["whole"].block_sizes)
+    outputs = Outputs(3, label_logits=torch.zeros(rows, 3), labels=torch.zeros(rows, 3).short())
+    made["multi-label"] = dataclasses.replace(made["whole"], outputs=outputs)
+    return {name: tensor_file.read_tensors(rep.save(path)) for name, rep in made.items()}
 
 
 @pytest.fixture
@@ -44,7 +48,7 @@ def edited(tmp_path, files):
     def load(edit, name="blocks"):
         header, tensors = copy.deepcopy(files[name])
         edit(header, tensors)
-        return rs.load(container.write(tmp_path / "edited.rsm", header, tensors))
+        return rs.load(tensor_file.write_tensors(tmp_path / "edited.rsm", header, tensors))
 
     return load
 
@@ -194,6 +198,25 @@ def test_outputs_that_cannot_be_are_refused(edited, edit, words):
         edited(edit)
 
 
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (put("labels", 0), "labels must be a whole number from 1 to 16384, found 0"),
+        (put("labels", 2), r"outputs.label_logits must be F32 \[60, 2\], found F32 \[60, 3\]"),
+        (lambda header, _: header.pop("labels"), "labels is missing"),
+        (put("classes", 3), "classes must be null, found 3"),
+        (put("format", 2), "groups of tensors that this version does not know: .'outputs'"),
+        (lambda _, x: x["outputs.label_logits"].fill_(torch.inf), "values that it cannot have"),
+        (lambda _, x: x.pop("outputs.label_logits"), "outputs.label_logits is missing"),
+        (lambda _, x: x["outputs.labels"].fill_(2), "outputs.labels must hold classes"),
+        (lambda _, x: x.update({"outputs.top": torch.zeros(60, 3).long()}), "does not know"),
+    ],
+)
+def test_outputs_of_labels_that_cannot_be_are_refused(edited, edit, words):
+    with pytest.raises(FormatError, match=words):
+        edited(edit, "multi-label")
+
+
 def test_rows_of_samples_that_are_no_tokens_are_refused(edited):
     with pytest.raises(FormatError, match="groups of tensors that this version does not know"):
         edited(lambda _, x: x.update({"rows.sequence": torch.zeros(3, 4).long()}))
@@ -319,7 +342,7 @@ def test_norms_of_other_samples_are_refused(edited):
         edited(lambda header, tensors: tensors["1.gradients.norms"][3].fill_(torch.nan))
     with pytest.raises(FormatError, match="norms must be of the same samples in all layers"):
         edited(lambda h, t: t.update({"1.gradients.norms": t["1.gradients.norms"][:-1]}))
-    with pytest.raises(FormatError, match="norms must be of at most 59 samples, found 60"):
+    with pytest.raises(FormatError, match="norms must be of at most 59 samples"):
         edited(put("samples", 59))
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 import reference_compare as reference
 import resemblance as rs
 from made_up import comparison, recorded
-from resemblance.errors import FormatError, MissingExtra
+from resemblance.errors import FormatError
 from resemblance.similarity.comparison import Comparison, mean_over_layers
 
 
@@ -115,23 +114,11 @@ def test_frame_has_a_row_for_each_pair(computed):
     assert (frame.counterpart.sum(), set(frame.matched_by)) == (2, {"name"})
 
 
-def test_a_missing_pandas_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'resemblance\[frames\]'"):
-        comparison([[0.5]]).to_frame()
-
-
 def test_save_and_load_give_the_same_comparison(tmp_path, computed):
     partly = comparison([[0.5], [0.25]], rows=("c0", "c1"))
-    for found in (partly, computed, comparison([[np.nan, 0.25]], notes=("é",))):
+    for found in (partly, computed, comparison([[np.nan, 0.25]], notes=(rs.Note("é"),))):
         path = found.save(tmp_path / "c.json")
-        again = Comparison.load(path)
-        assert again == found
-        for name, value in vars(found).items():
-            if isinstance(value, np.ndarray) or name == "n_eff":
-                np.testing.assert_equal(getattr(again, name), value)
-            else:
-                assert getattr(again, name) == value
+        assert Comparison.load(path) == found
     assert json.loads(path.read_text())["scores"] == [[None, 0.25]]  # strict JSON has no NaN
 
 
@@ -237,11 +224,6 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
     path.write_text(damage(path.read_text()))
     with pytest.raises(FormatError, match="is not a comparison written by"):
         Comparison.load(path)
-
-
-def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(FormatError, match="not a comparison"):
-        Comparison.load(tmp_path / "none.json")
 
 
 def test_what_scores_rest_on_is_said_where_it_is_known():

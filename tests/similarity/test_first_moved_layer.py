@@ -94,5 +94,5 @@ def test_it_is_in_the_summary_of_those_that_share_coordinates(base):
 
 
 def test_falls_must_be_positive(base):
-    with pytest.raises(DataError, match="least must be a number of decibels above 0; found 0"):
+    with pytest.raises(DataError, match="`least` must be a number of decibels above 0; found 0"):
         rs.coordinates(base, damaged(2, 0.1)).parting(least=0)

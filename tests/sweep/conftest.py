@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from noting_networks import in_folder
-from resemblance.sweep.job_files import read
-from resemblance.sweep.result_folder import ResultFolder
-from resemblance.sweep.worker import Place
+from resemblance.sweep.job_file import read_jobs
+from resemblance.sweep.run_sweep import ResultFolder, SweepLocation
 
 
 @pytest.fixture
@@ -15,8 +14,8 @@ def made(tmp_path):
     """Makes a file of jobs: what it asks for, and where."""
 
     def make(jobs):
-        asked = read(in_folder(tmp_path, jobs))
-        place = Place(asked.base, ResultFolder(asked.out))
+        asked = read_jobs(in_folder(tmp_path, jobs))
+        place = SweepLocation(asked.base, ResultFolder(asked.out))
         place.results.make()
         return asked, place
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 
@@ -11,11 +13,10 @@ import pytest
 
 from noting_networks import in_folder, notes
 from resemblance.errors import DataError
-from resemblance.sweep.job_files import read
-from resemblance.sweep.local_engine import devices_for, run
-from resemblance.sweep.outcomes import Began, Outcome
-from resemblance.sweep.result_folder import ResultFolder
-from resemblance.sweep.worker import Place
+from resemblance.sweep.job_file import read_jobs
+from resemblance.sweep.local_engine import devices_for, run_local
+from resemblance.sweep.progress import Outcome, PairStarted
+from resemblance.sweep.run_sweep import ResultFolder, SweepLocation
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +24,13 @@ def survived(tmp_path_factory):
     """Two workers, one of which is killed: the folder, and what was told."""
     folder = tmp_path_factory.mktemp("killed")
     jobs = "models: [nets.py:victim, nets.py:one, nets.py:bad]\ndata: [nets.py:x, nets.py:y]"
-    asked = read(in_folder(folder, jobs))
-    place = Place(asked.base, ResultFolder(asked.out))
+    asked = read_jobs(in_folder(folder, jobs))
+    place = SweepLocation(asked.base, ResultFolder(asked.out))
     place.results.make()
     told = []
-    for event in run(asked.pairs, place, devices=["cpu", "cpu"], retries=1):
+    for event in run_local(asked.pairs, place, devices=["cpu", "cpu"], retries=1):
         told.append(event)
-        if isinstance(event, Began) and "victim" in event.name and not _killed(folder):
+        if isinstance(event, PairStarted) and "victim" in event.name and not _killed(folder):
             for _ in range(1200):
                 if (folder / "victim.txt").exists():
                     break
@@ -85,10 +86,81 @@ def test_devices_are_shared_out_in_turn():
 
 def test_workers_end_when_the_sweep_is_given_up(made, tmp_path):
     asked, place = made("models: nets.py:victim\ndata: nets.py:x")
-    events = run(asked.pairs, place, devices=["cpu"], retries=0)
+    events = run_local(asked.pairs, place, devices=["cpu"], retries=0)
     began = next(events)
     pid = int(began.where.split()[-1])
     os.kill(pid, 0)
     events.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+SWEEPS = """
+import sys
+from resemblance.sweep import local_engine
+from resemblance.sweep.job_file import read_jobs
+from resemblance.sweep.run_sweep import ResultFolder, SweepLocation
+
+if __name__ == "__main__":
+    asked = read_jobs(sys.argv[1])
+    place = SweepLocation(asked.base, ResultFolder(asked.out))
+    place.results.make()
+    for event in local_engine.run_local(asked.pairs, place, devices=["cpu"], retries=0):
+        print(event, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        "asleep",
+        pytest.param(
+            "holding",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends it"),
+        ),
+    ],
+)
+def test_a_worker_that_hangs_dies_with_a_sweep_that_is_killed(made, tmp_path, net):
+    """And lets go of its lock, so that the next sweep can record the pair."""
+    asked, place = made(f"models: nets.py:{net}\ndata: nets.py:x")
+    script = tmp_path / "sweeps.py"
+    script.write_text(SWEEPS)
+    words = [sys.executable, str(script), str(tmp_path / "jobs.yaml")]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as sweep:
+        worker = int(appeared(tmp_path / "hangs.txt").read_text())
+        sweep.kill()
+    for _ in range(1200):
+        if not alive(worker):
+            break
+        time.sleep(0.05)
+    assert not alive(worker)
+    with place.results.claimed(asked.pairs[0], wait=True) as own:  # its threads may be ending yet
+        assert own
+
+
+def test_a_pair_that_takes_too_long_is_given_up_and_the_others_go_on(made, tmp_path):
+    """Whether it sleeps or holds the interpreter's lock."""
+    asked, place = made("models: [nets.py:asleep, nets.py:holding, nets.py:one]\ndata: nets.py:x")
+    told = list(run_local(asked.pairs, place, devices=["cpu", "cpu"], retries=1, seconds=4))
+    ends = {x.name: x for x in told if isinstance(x, Outcome)}
+    begun = [x.name for x in told if isinstance(x, PairStarted)]
+    for net in ("asleep", "holding"):
+        slow = ends[f"nets-{net}--nets-x"]
+        late = "it took longer than the time limit of 4 seconds"
+        assert (slow.state, slow.error) == ("failed", late)
+        assert begun.count(slow.name) == 1  # not again
+    assert "nets-one--nets-x" in ends  # recorded, unless the machine is very busy
+
+
+def appeared(path):
+    for _ in range(2400):
+        if path.exists():
+            break
+        time.sleep(0.05)
+    return path
+
+
+def alive(pid):
+    """Whether a process runs; one that its parent has yet to ask after does not."""
+    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return found.stdout.strip()[:1] not in ("", "Z")

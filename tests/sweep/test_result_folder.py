@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import resemblance as rs
 from resemblance.errors import DataError, FormatError, MismatchError
-from resemblance.sweep import result_folder
-from resemblance.sweep.job_files import read
+from resemblance.sweep import run_sweep
+from resemblance.sweep.job_file import read_jobs
 from resemblance.sweep.worker import Worker
 
 JOBS = "models: nets.py:one\ndata: {x: nets.py:x}"
@@ -27,7 +31,7 @@ def recorded(made, tmp_path, monkeypatch):
 
 
 def changed(pair, **how):
-    return type(pair)(**{**pair.__dict__, **how})
+    return replace(pair, **how)
 
 
 def test_what_is_there(recorded):
@@ -46,12 +50,12 @@ def test_what_was_asked_for_must_agree(recorded, tmp_path):
         ("{x: nets.py:x}", "{x: nets.py:y}", "data 'nets.py:x', and the jobs say 'nets.py:y'"),
     ]:
         (tmp_path / "jobs.yaml").write_text(text.replace(old, new))
-        (other,) = read(tmp_path / "jobs.yaml").pairs
+        (other,) = read_jobs(tmp_path / "jobs.yaml").pairs
         with pytest.raises(MismatchError) as error:
             results.holds(other)
         assert says in str(error.value)
     (tmp_path / "jobs.yaml").write_text(text.replace("block: 16", "block: 16, batch_size: 9"))
-    (other,) = read(tmp_path / "jobs.yaml").pairs
+    (other,) = read_jobs(tmp_path / "jobs.yaml").pairs
     assert results.holds(other)  # no number depends on it
 
 
@@ -78,10 +82,10 @@ def test_a_damaged_recording_is_not_replaced(recorded):
 HOLDS = """
 import sys, time
 from pathlib import Path
-from resemblance.sweep.job_files import read
-from resemblance.sweep.result_folder import ResultFolder
+from resemblance.sweep.job_file import read_jobs
+from resemblance.sweep.run_sweep import ResultFolder
 
-asked = read(sys.argv[1])
+asked = read_jobs(sys.argv[1])
 with ResultFolder(asked.out).claimed(asked.pairs[0]) as own:
     print(own, flush=True)
     time.sleep(600)
@@ -106,7 +110,7 @@ def test_a_lock_dies_with_its_process(made, tmp_path):
 
 def test_a_system_without_locks_is_told_of(made, monkeypatch):
     asked, place = made(JOBS)
-    monkeypatch.setattr(result_folder, "fcntl", None)
+    monkeypatch.setattr(run_sweep, "fcntl", None)
     with (
         pytest.warns(rs.errors.ResemblanceWarning, match="has no locks, so that two sweeps"),
         place.results.claimed(asked.pairs[0]) as own,
@@ -127,7 +131,7 @@ def test_errors_are_kept_beside_the_name_and_forgotten(made):
 
 def test_a_folder_that_cannot_be(tmp_path):
     (tmp_path / "file").touch()
-    results = result_folder.ResultFolder(tmp_path / "file")
+    results = run_sweep.ResultFolder(tmp_path / "file")
     with pytest.raises(DataError, match="cannot make the folder"):
         results.make()
     assert results.keep_error("a", "why") is None
@@ -144,3 +148,42 @@ def test_what_was_asked_for_is_kept_as_json(recorded, tmp_path):
     pair, _ = recorded
     kept = json.loads((tmp_path / "results/.sweep/nets-one--x.json").read_text())
     assert kept == json.loads(json.dumps(pair.asked))
+
+
+def test_who_holds_a_lock_is_named_while_it_is_held(made, tmp_path):
+    asked, place = made(JOBS)
+    (pair,) = asked.pairs
+    words = [sys.executable, "-c", HOLDS, str(tmp_path / "jobs.yaml")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "True\n"
+        outcome = Worker(place).done(pair)
+        assert outcome.state == "busy"
+        assert outcome.error.startswith(f"process {other.pid} on ")
+        other.kill()
+    assert Worker(place).done(pair).state == "recorded"
+    assert place.results.holder(pair.name) == ""
+
+
+def test_a_folder_that_may_only_be_read_is_told_so(made):
+    """Not to make room in it, which would not help."""
+    with tempfile.TemporaryDirectory() as name:
+        hidden = Path(name, ".sweep")
+        hidden.mkdir()
+        asked, _ = made(JOBS)
+        for path in (hidden, Path(name)):
+            path.chmod(0o555)
+        results = run_sweep.ResultFolder(Path(name))
+        root = os.geteuid() == 0
+        if root:  # who may write anywhere
+            os.seteuid(65534)
+        try:
+            with (
+                pytest.raises(DataError, match=r"ermission denied; name a folder that may be"),
+                results.claimed(asked.pairs[0]),
+            ):
+                pass
+        finally:
+            if root:
+                os.seteuid(0)
+            Path(name).chmod(0o755)
+            hidden.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What a worker does with a pair: record it once, and outlive whatever goes wrong."""
+"""What a worker does with a pair: records it once, shares open data, outlives failures."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from torch import nn
 
 import resemblance as rs
 import shards
+from little_language import SENTENCES, gpt2, saved, tokenizer
 from noting_networks import notes
-from resemblance._model import compiled_capture
-from resemblance.sweep.worker import Place, Worker
+from optional_libraries import needs
+from resemblance._models import compile
+from resemblance.errors import DataError
+from resemblance.sweep.run_sweep import SweepLocation
+from resemblance.sweep.worker import SharedData, Worker
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +42,11 @@ def test_a_failure_is_an_outcome(made):
     asked, place = made("models: [nets.py:bad, nets.py:none]\ndata: {x: nets.py:x}")
     worker = Worker(place)
     bad, none = map(worker.done, asked.pairs)
-    assert (bad.state, bad.error) == ("failed", "ValueError: no luck with this one")
+    assert (bad.state, bad.error) == ("again", "ValueError: no luck with this one")
+    assert bad.seconds > 0
     assert "in bad\n" in bad.trace
     assert none.error.startswith("nets.py has no function 'none'")
-    assert (bad.again, none.again) == (True, False)
+    assert (bad.state, none.state) == ("again", "failed")
 
 
 def test_a_pair_that_another_process_is_at(made):
@@ -84,7 +89,7 @@ def test_warnings_come_with_the_outcome(made, tmp_path):
 
 def test_a_machine_without_the_folder(made):
     asked, place = made("models: nets.py:one\ndata: {x: nets.py:x}")
-    elsewhere = Place(Path("/nowhere/at/all"), place.results)
+    elsewhere = SweepLocation(Path("/nowhere/at/all"), place.results)
     found = Worker(elsewhere).done(asked.pairs[0])
     assert "needs a file system that all of them have" in found.error
 
@@ -115,11 +120,54 @@ def test_all_weights_of_an_architecture_share_one_compiled_graph(made, tmp_path)
         state = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).state_dict()
         torch.save(state, tmp_path / f"{seed}.pt")
     asked, place = made("models: [{model: nets.py:one, weights: '*.pt'}]\ndata: {x: nets.py:x}")
-    there = set(compiled_capture._programs)
+    there = set(compile._programs)
     worker = Worker(place)
     for pair in asked.pairs:
         options = {**pair.options, "batch_size": 32, "compile": True}
         done = worker.done(replace(pair, options=options))
         assert (done.state, done.warnings) == ("recorded", ())
         assert place.results.holds(pair)
-    assert len(set(compiled_capture._programs) - there) == 1
+    assert len(set(compile._programs) - there) == 1
+
+
+def test_one_data_set_is_held_at_a_time(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked, _ = made("models: [nets.py:one, nets.py:two]\ndata: [nets.py:x, nets.py:y]")
+    one_x, two_x, one_y, two_y = asked.pairs
+    shared = SharedData()
+    assert shared.of(one_x) is shared.of(two_x)
+    y = shared.of(two_y)
+    assert shared.of(one_y) is y
+    assert not torch.equal(y, shared.of(one_x))  # opened anew
+    assert [what for what, _ in notes(tmp_path)] == ["x", "y", "x"]
+
+
+def test_other_options_are_other_data(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked, _ = made("models: nets.py:one\ndata: {a: nets.py:x, b: {data: nets.py:x, limit: 9}}")
+    shared = SharedData()
+    assert [len(shared.of(pair)) for pair in asked.pairs] == [96, 9]
+
+
+def test_what_can_be_read_once_is_read_again(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked, _ = made("models: [nets.py:one, nets.py:two]\ndata: nets.py:stream")
+    shared = SharedData()
+    assert [sum(map(len, shared.of(pair))) for pair in asked.pairs] == [96, 96]
+
+
+@needs("transformers")
+def test_networks_share_tokens_if_their_tokenizers_make_the_same(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path / "a", gpt2(), tokenizer())
+    saved(tmp_path / "b", gpt2(seed=1), tokenizer())
+    saved(tmp_path / "c", gpt2(), tokenizer(vocabulary=280))
+    (tmp_path / "t.txt").write_text("\n".join(SENTENCES))
+    asked, _ = made("models: [hf:a, hf:b, hf:c, nets.py:one]\ndata: {t: {data: t.txt, length: 8}}")
+    a, b, c, none = asked.pairs
+    shared = SharedData()
+    of_a = shared.of(a)
+    assert shared.of(b) is of_a
+    assert shared.of(c) is not of_a
+    with pytest.raises(DataError, match="only models hf:NAME and gguf:FILE bring a tokenizer"):
+        shared.of(none)

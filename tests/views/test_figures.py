@@ -8,8 +8,8 @@ from matplotlib.text import Text
 
 from made_up import comparison
 from resemblance.errors import DataError
-from resemblance.similarity.clustering import average_linkage, leaf_order
-from resemblance.views import figures as plot
+from resemblance.similarity.comparison_matrix import average_linkage, leaf_order
+from resemblance.views import plots as plot
 
 
 def texts(axis):
@@ -73,11 +73,11 @@ def test_many_layers_lose_values_then_names_but_no_row():
 
 def test_long_names_lose_their_middle():
     name = "encoder.layers.11.attention.output.dense"
-    short = plot.shorten(name)
+    short = plot.shorten_name(name)
     assert len(short) <= 28
     assert short.startswith("encoder.")
     assert short.endswith("output.dense")
-    assert plot.shorten("head") == "head"
+    assert plot.shorten_name("head") == "head"
 
 
 def test_figures_can_be_written_and_touch_no_global_state(tmp_path):
@@ -93,7 +93,7 @@ def test_figures_can_be_written_and_touch_no_global_state(tmp_path):
 def test_the_dendrogram_joins_leaves_at_their_heights():
     scores = np.array([[1, 0.9, 0.2], [0.9, 1, 0.2], [0.2, 0.2, 1]])
     links = np.array([[0, 1, 0.1, 2], [2, 3, 0.8, 3]])
-    figure = plot.clustered(scores, ["a", "b", "c"], [2, 0, 1], links, "title")
+    figure = plot.clustered_heatmap(scores, ["a", "b", "c"], [2, 0, 1], links, "title")
     tree, axes = figure.axes[:2]
     joint = tree.lines[0].get_xydata()
     assert joint[:, 0].tolist() == [0, 0.1, 0.1, 0]
@@ -108,18 +108,18 @@ def test_the_dendrogram_joins_leaves_at_their_heights():
 def test_a_picture_has_the_format_of_its_ending(tmp_path):
     starts = {"a.png": b"\x89PNG", "a.PDF": b"%PDF", "a.svg": b"<?xml", "a.jpg": b"\xff\xd8"}
     for name, start in starts.items():
-        path = plot.picture(tmp_path / name)
-        assert plot.save(plot.figure(1, 1), path) == tmp_path / name
+        path = plot.picture_path(tmp_path / name)
+        assert plot.save_figure(plot.new_figure(1, 1), path) == tmp_path / name
         assert path.read_bytes().startswith(start)
 
 
 def test_a_picture_without_an_ending_is_a_png(tmp_path):
-    assert plot.picture(tmp_path / "a") == tmp_path / "a.png"
+    assert plot.picture_path(tmp_path / "a") == tmp_path / "a.png"
 
 
 def test_a_format_that_matplotlib_does_not_have_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"a\.foo: \.foo is no format.* one of .*, pdf, .*, svg,"):
-        plot.picture(tmp_path / "a.foo")
+        plot.picture_path(tmp_path / "a.foo")
 
 
 NAMES = ("net$x$", "cost$", r"a\$b", "_hidden", "esc\x1b[31m\n", "net[v2] $\\frac{$")
@@ -142,16 +142,16 @@ def test_names_are_drawn_as_they_are():
     one = comparison(scores, rows=NAMES, columns=NAMES, models=("m$1$", "m$2"))
     assert expected | {"m$1$", "m$2"} <= set(drawn(one.plot()))
     links = average_linkage(1 - scores)
-    map_of_models = plot.clustered(scores, NAMES, leaf_order(links), links, "cka at l$1$")
+    map_of_models = plot.clustered_heatmap(scores, NAMES, leaf_order(links), links, "cka at l$1$")
     assert expected | {"cka at l$1$"} <= set(drawn(map_of_models))
 
 
 def test_a_legend_names_every_network():
-    figure = plot.figure(3, 3)
+    figure = plot.new_figure(3, 3)
     axes = figure.subplots()
     for name in NAMES:
-        plot.curve(axes, np.ones(2), np.zeros(2), ("l$1$", "l2"), label=name)
+        plot.draw_curve(axes, np.ones(2), np.zeros(2), ("l$1$", "l2"), label=name)
     axes.legend()
     texts = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert [text.strip() for text in texts] == [plot.literal(name) for name in NAMES]
+    assert [text.strip() for text in texts] == [plot.escape_label(name) for name in NAMES]
     assert {"l$1$", " _hidden"} <= set(drawn(figure))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import pickle
 import re
 import shutil
+import sqlite3
 import struct
 import threading
 import time
@@ -19,12 +21,13 @@ import httpx
 import pytest
 from little_zoo import NASTY, Filled, network, recorded
 from served_zoo import Served, serving
+from starlette.exceptions import HTTPException
 
-from resemblance import Zoo, compare
+from resemblance import Zoo, behaviour, compare
 from resemblance.errors import DataError
-from resemblance.web.application import application
-from resemblance.web.response_headers import HEADERS
-from resemblance.web.workers import BusyError, FaultError, UnansweredError, Workers
+from resemblance.web.application import application, load_page_files
+from resemblance.web.security import SECURITY_HEADERS
+from resemblance.web.worker_pool import WorkerPool, answer_query, busy_error
 
 LIMIT = 4  # MiB
 TOKEN = "a-token-of-enough-letters"
@@ -137,7 +140,7 @@ def test_a_request_that_makes_no_sense_is_refused_in_a_line(
     assert found.status_code == status
     assert set(found.json()) == {"error"}
     assert "Traceback" not in found.text
-    for name, value in HEADERS.items():
+    for name, value in SECURITY_HEADERS.items():
         assert found.headers[name] == value
 
 
@@ -146,7 +149,7 @@ def test_every_answer_carries_the_headers_and_none_allows_other_origins(
 ) -> None:
     for path in ("/", "/static/zoo.js", "/api/zoo", "/gone", "/api/openapi.json"):
         found = client.get(path, headers={"origin": "http://evil.com"})
-        for name, value in HEADERS.items():
+        for name, value in SECURITY_HEADERS.items():
             assert found.headers[name] == value
         assert not [name for name in found.headers if name.startswith("access-control")]
         assert "server" not in found.headers
@@ -189,12 +192,10 @@ def hostile() -> dict[str, bytes]:
 def test_a_hostile_file_is_refused_as_data_in_a_line(
     name: str, own: Filled, tmp_path: Path
 ) -> None:
-    from resemblance.web.worker_process import answered
-
     path = tmp_path / "recording.rsm"
     path.write_bytes(hostile()[name])
     with Zoo(own.place) as zoo:
-        found = answered(zoo, {"ask": "add", "of": {"path": str(path), "tags": []}})
+        found = answer_query(zoo, {"ask": "add", "of": {"path": str(path), "tags": []}})
         assert len(zoo) == 8
     assert set(found) == {"error"}  # and no fault of the program
     assert len(found["error"]) < 500
@@ -391,12 +392,15 @@ def test_a_pair_has_its_layer_map_errors_chance_behaviour_and_coordinates(
     a, b = there.id("base"), there.id("tuned further")
     tab = opened.go(view="pair", a=a, b=b)
     with Zoo(there.place) as zoo:
-        truth = compare(zoo.get(a), zoo.get(b), kernel="features")
+        reps = zoo.get(a), zoo.get(b)
+    truth = compare(*reps, kernel="features")
     tab.hover("#maps-features .cell[data-i='1'][data-j='0']")
     tip = tab.inner_text("#tip")
     assert f"{truth.scores[1, 0]:.3f} ± " in tip
     assert "chance 0." in tip
-    assert "predict another class" in tab.inner_text("#card-words")
+    forward, back = behaviour(*reps).summary(), behaviour(*reversed(reps)).summary()
+    assert forward != back  # as KL depends on the order
+    assert tab.inner_text("#card-words") == forward
     assert "They share coordinates" in tab.inner_text("#notes")
     assert "Features moved, dB" in tab.inner_text("#matches")
     tab.check("input[name=index][value=cka-debiased]")
@@ -406,6 +410,8 @@ def test_a_pair_has_its_layer_map_errors_chance_behaviour_and_coordinates(
     tab.click("#swap")
     eventually(tab, "document.querySelector('#card-title').innerText.startsWith('tuned further')")
     opened.ready()
+    assert tab.inner_text("#card-words") == back
+    assert "From tuned further to base" in tab.inner_text("#notes")
     assert f"a={b}" in tab.url
     assert tab.is_checked("input[name=show][value=product]")
     tab.click("#values-box summary")
@@ -541,7 +547,7 @@ def test_a_browser_needs_the_token_in_the_address_once(
 def test_what_is_read_only_takes_no_files(little: Filled) -> None:
     async def ask() -> tuple[dict[str, Any], int]:
         with Zoo(little.place) as zoo:
-            app = application(zoo, Workers(str(little.place)), read_only=True)  # never started
+            app = application(zoo, WorkerPool(str(little.place)), read_only=True)  # never started
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
                 zoo_said = (await client.get("/api/zoo")).json()
@@ -557,16 +563,16 @@ def test_what_is_read_only_takes_no_files(little: Filled) -> None:
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (BusyError("wait"), 503),
-        (FaultError("x"), 500),
-        (UnansweredError("x"), 422),
+        (busy_error("wait"), 503),
+        (HTTPException(500, "x"), 500),
+        (HTTPException(422, "x"), 422),
         (ValueError("secret"), 500),
     ],
 )
 def test_errors_of_workers_have_a_status_and_a_line(
     little: Filled, error: Exception, status: int
 ) -> None:
-    class Failing(Workers):
+    class Failing(WorkerPool):
         def ask(self, what: str, **of: Any) -> Any:
             raise error
 
@@ -584,20 +590,21 @@ def test_errors_of_workers_have_a_status_and_a_line(
     assert ("retry-after" in found.headers) == (status == 503)
 
 
-def test_where_the_zoo_is_is_not_told(little: Filled) -> None:
-    class Lost(Zoo):
-        def list(self, **_: Any) -> Any:
-            raise DataError(f"{self.store.where}/index.sqlite is damaged")
-
+def test_where_the_zoo_is_is_not_told(little: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask() -> httpx.Response:
-        with Lost(little.place) as zoo:
-            transport = httpx.ASGITransport(application(zoo, Workers(str(little.place))))
+        with Zoo(little.place) as zoo:
+
+            def listed(**_: Any) -> Any:
+                raise DataError(f"{zoo.store.where}/index.sqlite is damaged")
+
+            monkeypatch.setattr(zoo.store, "listed", listed)
+            transport = httpx.ASGITransport(application(zoo, WorkerPool(str(little.place))))
             async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
                 return await client.get("/api/zoo")
 
     found = apart(asyncio.run, ask())
     assert (found.status_code, found.json()) == (
-        422,
+        503,
         {"error": "the zoo/index.sqlite is damaged"},
     )
 
@@ -607,7 +614,7 @@ def test_when_too_many_wait_the_next_is_told_at_once(
 ) -> None:
     begun, go = threading.Event(), threading.Event()
 
-    class Slow(Workers):
+    class Slow(WorkerPool):
         def ask(self, what: str, **of: Any) -> Any:
             begun.set()
             assert go.wait(30)
@@ -644,7 +651,9 @@ def test_a_sender_that_goes_away_is_no_fault(little: Filled) -> None:
                 "query_string": b"",
                 "headers": [(k.encode(), v.encode()) for k, v in SENT.items()],
             }
-            await application(zoo, Workers(str(little.place)))(scope, receive, send)  # and no error
+            await application(zoo, WorkerPool(str(little.place)))(
+                scope, receive, send
+            )  # and no error
 
     apart(asyncio.run, ask())
     assert sent[0]["status"] == 400
@@ -656,3 +665,76 @@ def test_a_load_is_held_for_some_seconds() -> None:
     found = apart(serve.measured, networks=3, clients=32, seconds=5)
     assert found["answers_once"]["errors"] == found["load"]["errors"] == 0
     assert found["load"]["requests_per_second"] > 20  # thousands in a minute, on any machine
+
+
+def test_a_zoo_that_vanishes_is_missed_and_none_is_made_in_its_place(own: Filled) -> None:
+    """Whoever asks is told; an upload must not begin an empty zoo at the old address."""
+    body = recording_of("late", own.place.parent)
+    with serving(own.place) as started, httpx.Client(base_url=started.address) as client:
+        assert got(client, "/api/zoo")["entries"] == 8
+        own.place.rename(own.place.parent / "elsewhere")
+        time.sleep(2)  # entries are read anew after a second
+        for path in ("/api/zoo", "/api/entries"):
+            found = client.get(path)
+            assert found.status_code == 503
+            assert "moved or removed" in found.json()["error"]
+            assert str(own.place) not in found.text
+        sent = client.post("/api/recordings", content=body, headers=SENT, timeout=60)
+        assert sent.status_code in (422, 503)
+        assert "moved or removed" in sent.json()["error"]
+        assert not own.place.exists()
+        (own.place.parent / "elsewhere").rename(own.place)
+        time.sleep(2)
+        assert got(client, "/api/zoo")["entries"] == 8
+
+
+def recording_of(name: str, folder: Path) -> bytes:
+    path: Path = recorded(network(9), name).save(folder / "sent.rsm")
+    return path.read_bytes()
+
+
+def test_the_page_is_told_of_damaged_rows(own: Filled) -> None:
+    with contextlib.closing(sqlite3.connect(own.place / "index.sqlite")) as db, db:
+        db.execute("UPDATE entries SET facts = '{' WHERE name = 'stranger'")
+
+    async def ask() -> Any:
+        with Zoo(own.place) as zoo:
+            transport = httpx.ASGITransport(application(zoo, WorkerPool(str(own.place))))
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                return (await client.get("/api/zoo")).json()
+
+    about = apart(asyncio.run, ask())
+    assert about["entries"] == 7
+    assert "1 row of the index is damaged" in about["damaged"]
+
+
+def test_the_page_names_only_files_that_there_are():
+    files = load_page_files()
+    page = files["page"].body.decode()
+    assert "{{" not in page
+    named = re.findall(r'(?:src|href)="(/[^"]+)"', page)
+    assert named
+    assert {f"/static/{name}" for name in files if name != "page"} == set(named)
+
+
+def test_nothing_stands_inline_that_the_policy_forbids():
+    page = load_page_files()["page"].body.decode()
+    assert "<style" not in page
+    assert not re.search(r"\sstyle=|\son\w+=", page)
+    assert not re.search(r"<script(?![^>]*\ssrc=)", page)
+
+
+@pytest.mark.parametrize("name", ["charts.js", "pair.js", "zoo.js"])
+def test_scripts_never_turn_text_into_markup(name):
+    text = load_page_files()[name].body.decode()
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|eval\(|new Function|"
+        r"setAttribute\(\"style|srcdoc|https?://(?!www\.w3\.org/2000/svg)",
+        text,
+    )
+
+
+def test_a_tag_tells_one_content_from_another():
+    files = load_page_files()
+    assert len({file.headers["etag"] for file in files.values()}) == len(files)
+    assert re.fullmatch(r'"[0-9a-f]{24}"', files["page"].headers["etag"])

@@ -26,11 +26,11 @@ async def app(scope, receive, send):
 def address(monkeypatch):
     import uvicorn
 
-    from resemblance.web import silent_connections
+    from resemblance.web import server as server_module
 
-    monkeypatch.setattr(silent_connections, "PATIENCE", 0.4)
+    monkeypatch.setattr(server_module, "PATIENCE", 0.4)
     config = uvicorn.Config(
-        app, http=silent_connections.PromptProtocol, lifespan="off", log_level="error", port=0
+        app, http=server_module.TimeoutProtocol, lifespan="off", log_level="error", port=0
     )
     server = uvicorn.Server(config)
     with socket.socket() as listening:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
+from pathlib import Path
 
 import pytest
+from starlette.exceptions import HTTPException
 
-from resemblance.web import uploads
-from resemblance.web.uploads import UploadError, received
+from resemblance.web.application import receive_upload
 
 
 async def taken(chunks, **options):
-    async with received(chunks, **options) as path:
+    async with receive_upload(chunks, **options) as path:
         return path, path.read_bytes(), path.parent.stat().st_mode & 0o777
 
 
@@ -36,9 +38,9 @@ def test_no_more_than_the_limit_is_kept():
             seen.append(1)
             yield b"x" * 1000
 
-    with pytest.raises(UploadError, match="larger --upload-limit") as refusal:
+    with pytest.raises(HTTPException, match="larger --upload-limit") as refusal:
         asyncio.run(taken(endless(), limit=10_500))
-    assert refusal.value.status == 413
+    assert refusal.value.status_code == 413
     assert len(seen) == 11
 
 
@@ -47,35 +49,34 @@ def test_the_limit_itself_is_taken(limit, status):
     if status is None:
         assert asyncio.run(taken(coming(b"abc"), limit=limit))[1] == b"abc"
         return
-    with pytest.raises(UploadError):
+    with pytest.raises(HTTPException):
         asyncio.run(taken(coming(b"abc"), limit=limit))
 
 
 def test_a_sender_that_falls_silent_is_not_waited_for():
-    with pytest.raises(UploadError, match=r"too little came for 0\.05 seconds") as refusal:
+    with pytest.raises(HTTPException, match=r"too little came for 0\.05 seconds") as refusal:
         asyncio.run(taken(coming(b"a", wait=5), idle=0.05))
-    assert refusal.value.status == 408
+    assert refusal.value.status_code == 408
 
 
 def test_an_empty_file_is_refused():
-    with pytest.raises(UploadError, match="an empty one"):
+    with pytest.raises(HTTPException, match="an empty one"):
         asyncio.run(taken(coming()))
 
 
 def test_a_sender_of_a_byte_now_and_then_is_not_waited_for_either():
     drops = coming(*[b"x"] * 500, wait=0.01)  # never silent for long
-    with pytest.raises(UploadError, match="too little came") as refusal:
+    with pytest.raises(HTTPException, match="too little came") as refusal:
         asyncio.run(taken(drops, idle=0.2))
-    assert refusal.value.status == 408
+    assert refusal.value.status_code == 408
 
 
 def test_a_full_disk_is_said(monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
+    class FullDisk(io.BytesIO):
+        def write(self, _):
+            raise OSError(28, "No space left on device")
 
-    class Full:
-        write = full
-
-    with pytest.raises(UploadError, match="no room") as refusal:
-        uploads._keep(Full(), b"x")
-    assert refusal.value.status == 507
+    monkeypatch.setattr(Path, "open", lambda *_, **__: FullDisk())
+    with pytest.raises(HTTPException, match="no room") as refusal:
+        asyncio.run(taken(coming(b"x")))
+    assert refusal.value.status_code == 507

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from resemblance import Zoo
-from resemblance.web import worker_process
-from resemblance.web.worker_process import answered, serve
+from resemblance.web import worker_pool
+from resemblance.web.worker_pool import answer_query, serve
 
 
 def test_one_line_for_each_line(little):
@@ -21,8 +21,7 @@ def test_one_line_for_each_line(little):
         {"ask": "pair", "of": {"a": "0" * 64, "b": "0" * 64}},
     ]
     lines, out = b"".join(json.dumps(x).encode() + b"\n" for x in asked), io.BytesIO()
-    with Zoo(little.place) as zoo:
-        serve(zoo, io.BytesIO(lines), out, 60)
+    serve(str(little.place), io.BytesIO(lines), out, 60)
     found = [json.loads(line) for line in out.getvalue().splitlines()]
     assert len(found[0]["answer"]["points"]) == 7
     assert "no entry" in found[1]["error"]
@@ -44,9 +43,9 @@ def test_whatever_goes_wrong_is_a_line(little, monkeypatch, capsys, error, said,
     def fail(zoo):
         raise error
 
-    monkeypatch.setattr(worker_process, "QUESTIONS", {"fail": fail})
+    monkeypatch.setattr(worker_pool, "QUESTIONS", {"fail": fail})
     with Zoo(little.place) as zoo:
-        found = answered(zoo, {"ask": "fail", "of": {}})
+        found = answer_query(zoo, {"ask": "fail", "of": {}})
     assert said in found["error"]
     assert "secret" not in found["error"]
     assert found.get("fault", False) is fault
@@ -56,7 +55,7 @@ def test_whatever_goes_wrong_is_a_line(little, monkeypatch, capsys, error, said,
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory on Linux")
 def test_memory_is_limited():
     code = """
-from resemblance.web.worker_process import limit_memory
+from resemblance.web.worker_pool import limit_memory
 limit_memory(256)
 small = bytearray(50 * 2**20)
 try:
@@ -69,16 +68,16 @@ except MemoryError:
 
 
 @pytest.mark.skipif(not hasattr(signal, "alarm"), reason="the system has no alarm")
-def test_a_process_that_nobody_kills_ends_by_itself():
+def test_a_process_that_nobody_kills_ends_by_itself(little):
     code = """
-import io
-from resemblance.web import worker_process
+import io, sys
+from resemblance.web import worker_pool
 def loop(zoo):
     while True:
         pass
-worker_process.QUESTIONS = {"loop": loop}
+worker_pool.QUESTIONS = {"loop": loop}
 question = io.BytesIO(b'{"ask": "loop", "of": {}}\\n')
-worker_process.serve(None, question, io.BytesIO(), 1)
+worker_pool.serve(sys.argv[1], question, io.BytesIO(), 1)
 """
-    found = subprocess.run([sys.executable, "-c", code], timeout=60)
+    found = subprocess.run([sys.executable, "-c", code, str(little.place)], timeout=60)
     assert found.returncode == -signal.SIGALRM

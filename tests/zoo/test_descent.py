@@ -15,7 +15,6 @@ from torch import nn
 import digit_copies
 import resemblance as rs
 from resemblance._data import probe_samples
-from resemblance.zoo.collection import Zoo
 from resemblance.zoo.descent import (
     NOISE,
     NOISE_LEVEL,
@@ -23,8 +22,9 @@ from resemblance.zoo.descent import (
     descent,
     may_be_related,
     mean_decibels,
-    with_own_units,
+    without_logits,
 )
+from resemblance.zoo.zoo import Zoo
 
 OPTIONS = {"gradients": False, "buckets": 0}
 
@@ -79,7 +79,7 @@ def recorded(name, **options):
 
 @functools.cache
 def on_noise(name):
-    x = torch.stack([probe_samples.noise(i, 8)[:1] for i in range(200)])
+    x = torch.stack([probe_samples.noise_image(i, 8)[:1] for i in range(200)])
     return rs.record(NETS[name](), x, name=name, data_id=NOISE, **OPTIONS)
 
 
@@ -94,6 +94,79 @@ def test_copies_are_of_one_descent_with_their_origin(name):
     words = found.summary()
     assert f"base and {name} are of one descent" in words
     assert "2 of 2 layers share coordinates (false alarms: 0.001)" in words
+
+
+@functools.cache
+def deep(seed, stem=0):
+    """Seven linear layers; the first `stem` are frozen, random, and the same for every seed."""
+    x, y = (part[: digit_copies.TRAINED_ON] for part in digit_copies.images())
+    with torch.random.fork_rng():
+        torch.manual_seed(100)
+        shared = [nn.Linear(64, 64) for _ in range(stem)]
+        torch.manual_seed(seed)
+        own = [nn.Linear(64, 64) for _ in range(6 - stem)]
+        parts = [part for layer in (*shared, *own) for part in (layer, nn.ReLU())]
+        net = nn.Sequential(nn.Flatten(), *parts, nn.Linear(64, 10))
+        optimiser = torch.optim.Adam([p for x in (*own, net[-1]) for p in x.parameters()], 2e-3)
+        for _ in range(60):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimiser.step()
+    return net
+
+
+def deep_recorded(net, name):
+    x, _ = digit_copies.unseen()
+    layers = [str(i) for i in range(2, 14, 2)]  # after each ReLU
+    return rs.record(net, x[:400], name=name, layers=layers, data_id="unseen", **OPTIONS)
+
+
+@pytest.mark.parametrize("stem", [1, 2, 3])
+def test_a_shared_stem_is_reported_and_is_not_descent(tmp_path, stem):
+    """Networks trained apart over one frozen random stem, of up to half of their layers."""
+    one, two = (deep_recorded(deep(seed, stem), f"net {seed}") for seed in (1, 2))
+    found = descent(one, two)
+    assert (found.related, found.partial) == (False, True)
+    assert list(found.shared) == list(one.layer_names)[:stem]
+    assert found.strength < 1
+    words = found.summary()
+    assert f"share units at {stem} of 6 layers (2" in words
+    assert "does not show that one was made from the other" in words
+    zoo = Zoo(tmp_path / "z")
+    zoo.add_all([one, two])
+    near = zoo.derivatives("net 1")
+    assert (len(near), [x.entry.name for x in near.partial]) == (0, ["net 2"])
+    assert near.partial[0].descent.shared == found.shared
+    assert f"only {stem} of 6 layers" in near.summary()
+    assert near.to_dict()["partial"][0]["shared"] == list(found.shared)
+    assert zoo.family_tree().counts() == (0, 2)
+
+
+@pytest.mark.parametrize("stem", [0, 2])
+def test_copies_share_units_at_most_layers_however_much_is_pruned(stem):
+    net = deep(1, stem)
+    pruned = copy.deepcopy(net)
+    with torch.no_grad():
+        for layer in pruned:
+            if isinstance(layer, nn.Linear):
+                size = layer.weight.abs()
+                layer.weight[size <= size.flatten().kthvalue(int(0.8 * size.numel())).values] = 0
+    found = descent(deep_recorded(net, "base"), deep_recorded(pruned, "pruned"))
+    assert found.related
+    assert len(found.shared) > 3
+
+
+def test_a_shared_stem_on_noise_is_not_descent_either():
+    """Early features on noise are alike because of the stem, which explains them."""
+    x = torch.stack([probe_samples.noise_image(i, 8)[:1] for i in range(200)])
+    reps = [
+        rs.record(deep(seed, 3), x, name=f"net {seed}", data_id=NOISE,
+                  layers=[str(i) for i in range(2, 14, 2)], **OPTIONS)
+        for seed in (1, 2)
+    ]  # fmt: skip
+    found = descent(*reps)
+    assert found.noise > NOISE_LEVEL
+    assert (found.related, found.partial) == (False, True)
 
 
 def test_a_twin_is_not(tmp_path):
@@ -128,7 +201,7 @@ def test_logits_do_not_count_as_units_of_their_own():
     layers = ["2", "4", "5"]
     one, two = (recorded(name, layers=tuple(layers)) for name in ("base", "twin"))
     assert rs.coordinates(one, two).shared  # both know the digits
-    assert [x.name for x in with_own_units(one)] == ["2", "4"]
+    assert [x.name for x in without_logits(one)] == ["2", "4"]
     assert not descent(one, two).related
     only = [recorded(name, layers=("5",)) for name in ("base", "twin")]
     found = descent(*only)
@@ -147,7 +220,13 @@ def test_what_cannot_be_compared_in_coordinates_says_why():
 
 @pytest.mark.parametrize(
     ("decibels", "words"),
-    [(48, "8 bits"), (22, "4 bits"), (9, "half"), (2, "little of them"), (np.inf, "did not move")],
+    [
+        (48, "8 bits"),
+        (22, "4 bits"),
+        (9, "half"),
+        (2, "as large as the features"),
+        (np.inf, "did not move"),
+    ],
 )
 def test_how_far_features_moved_is_told_in_words(decibels, words):
     found = descent(recorded("base"), recorded("int8"))

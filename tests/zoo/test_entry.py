@@ -1,10 +1,11 @@
-"""What identifies a recording and its group."""
+"""What identifies a recording and its group, and the exact search that stores share."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,21 +15,22 @@ import small
 from resemblance.errors import DataError
 from resemblance.zoo.entry import (
     Entry,
-    checked_tags,
-    described,
+    content_hash,
+    describe_mismatch,
+    entry_for,
     gradients_of,
     group_of,
-    identity,
-    is_beginning,
-    is_id,
+    is_digest,
+    is_id_prefix,
     probe_of,
-    told_by,
+    validate_tags,
 )
+from resemblance.zoo.signature import exact_nearest, signatures
 from zoo_workers import tiny
 
 
 def entry_of(rep, **changes):
-    return described(rep, **{"tags": (), "size": 1, "trained_on": None, **changes})
+    return entry_for(rep, **{"tags": (), "size": 1, "trained_on": None, **changes})
 
 
 def test_a_recording_made_or_saved_again_has_the_same_identity(tmp_path):
@@ -36,8 +38,8 @@ def test_a_recording_made_or_saved_again_has_the_same_identity(tmp_path):
     again = small.record(outputs=True)
     again = dataclasses.replace(again, made=dataclasses.replace(rep.made, date="2001-01-01"))
     loaded = rs.load(rep.save(tmp_path / "a.rsm"))
-    assert identity(rep) == identity(again) == identity(loaded)
-    assert is_id(identity(rep))
+    assert content_hash(rep) == content_hash(again) == content_hash(loaded)
+    assert is_digest(content_hash(rep))
 
 
 def test_whatever_else_differs_makes_another_identity():
@@ -55,7 +57,7 @@ def test_whatever_else_differs_makes_another_identity():
         dataclasses.replace(rep, layers=(other_layer, rep[1])),
         dataclasses.replace(rep, model=dataclasses.replace(rep.model, address="hf:x")),
     ]
-    ids = {identity(x) for x in (rep, *others)}
+    ids = {content_hash(x) for x in (rep, *others)}
     assert len(ids) == len(others) + 1
 
 
@@ -75,7 +77,7 @@ def test_a_field_that_is_as_it_is_by_default_leaves_an_identity_as_it_was():
 
     later = dataclasses.replace(rep, model=ModelInfo(**vars(rep.model)))
     other = dataclasses.replace(rep, model=ModelInfo(**vars(rep.model), licence="MIT"))
-    assert identity(rep) == identity(later) != identity(other)
+    assert content_hash(rep) == content_hash(later) != content_hash(other)
 
 
 def test_a_group_is_of_samples_and_settings_not_of_networks():
@@ -136,8 +138,11 @@ def test_an_entry_is_told_by_its_recording_and_comes_back_from_json():
     assert entry.parameters == rep.model.parameters > 0
     assert entry.weights == rep.model.weights
     assert Entry.from_dict({**entry.to_dict(), "of a later version": 1}) == entry
-    assert told_by(entry, rep)
-    assert not told_by(dataclasses.replace(entry, samples=61), rep)
+    stored = {kernel: x.tobytes() for kernel, x in signatures(rep).items()}
+    assert describe_mismatch(entry, rep, stored) == ""
+    altered = dataclasses.replace(entry, samples=61)
+    assert "something else of it than its recording" in describe_mismatch(altered, rep, stored)
+    assert describe_mismatch(entry, rep, {}).endswith(f"recording's: {', '.join(stored)}")
 
 
 def test_a_probe_in_words():
@@ -146,7 +151,7 @@ def test_a_probe_in_words():
 
 
 def test_tags_are_sorted_and_checked():
-    assert checked_tags(["b", "a", "b"]) == ("a", "b")
+    assert validate_tags(["b", "a", "b"]) == ("a", "b")
     for bad, found in [
         ("vision", "list of tags"),
         (3, "list of tags"),
@@ -157,10 +162,38 @@ def test_tags_are_sorted_and_checked():
         ([3], "must be text; found int"),
     ]:
         with pytest.raises(DataError, match=found):
-            checked_tags(bad)
+            validate_tags(bad)
 
 
 def test_what_may_be_an_id():
-    assert is_beginning("0af")
-    assert not is_beginning("0AF")
-    assert not is_id("0af")
+    assert is_id_prefix("0af")
+    assert not is_id_prefix("0AF")
+    assert not is_digest("0af")
+
+
+def test_the_nearest_are_those_of_a_plain_sort():
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(50, 12)).astype(np.float16)
+    query = rng.normal(size=12)
+    exact = vectors.astype(float) @ query
+    exact /= np.linalg.norm(vectors.astype(float), axis=1) * np.linalg.norm(query)
+    ids = [str(i) for i in range(50)]
+    blocks = [(ids[i : i + 7], vectors[i : i + 7]) for i in range(0, 50, 7)]
+    found = exact_nearest(blocks, query, 8)
+    order = np.argsort(-exact)[:8]
+    assert [id for id, _ in found] == [ids[i] for i in order]
+    assert [x for _, x in found] == pytest.approx(exact[order], abs=1e-5)  # float32
+    assert len(exact_nearest(blocks, query, 99)) == 50
+
+
+def test_equals_keep_their_order():
+    one = np.ones((1, 4), np.float16)
+    blocks = [(["a"], one), (["b"], 2 * one)]
+    assert [id for id, _ in exact_nearest(blocks, one[0], 3)] == ["a", "b"]
+
+
+def test_nothing_and_zeros_have_no_direction():
+    zero = np.zeros((1, 4), np.float16)
+    assert exact_nearest([], np.ones(4), 3) == []
+    assert exact_nearest([(["a"], zero)], np.ones(4), 3) == [("a", 0.0)]
+    assert exact_nearest([(["a"], zero + 1)], zero[0], 3) == [("a", 0.0)]

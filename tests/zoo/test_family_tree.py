@@ -12,15 +12,15 @@ import made_up
 import resemblance as rs
 from resemblance.errors import DataError
 from resemblance.zoo import family_tree as module
-from resemblance.zoo.collection import Zoo
-from resemblance.zoo.entry import described
-from resemblance.zoo.family_tree import FamilyTree, family_tree, hung, told
+from resemblance.zoo.entry import entry_for
+from resemblance.zoo.family_tree import FamilyTree, build_forest, family_tree, format_decibels
+from resemblance.zoo.zoo import Zoo
 from zoo_workers import tiny
 
 
 @functools.cache
 def entry(name, *tags):
-    return described(made_up.recorded(0, 12, name=name), tags=tags, size=1, trained_on=None)
+    return entry_for(made_up.recorded(0, 12, name=name), tags=tags, size=1, trained_on=None)
 
 
 def ties(count, **decibels):  # ab=3: between the first and the second
@@ -39,7 +39,7 @@ def test_copies_hang_from_what_they_moved_least_from():
     entries = [entry(name) for name in "abcde"]
     # c is a copy of b, which is a copy of a, and d of a; e is alone
     near = ties(5, ab=20, bc=15, ac=12, ad=18, bd=14, cd=9)
-    kin = hung(entries, near)
+    kin = build_forest(entries, near)
     assert named(kin) == [("a", None), ("b", "a"), ("c", "b"), ("d", "a"), ("e", None)]
     assert [x.depth for x in kin] == [0, 1, 2, 1, 0]
     assert [x.decibels for x in kin[1:4]] == [20, 15, 18]
@@ -52,7 +52,7 @@ def test_the_sum_of_ties_is_the_largest_there_is():
         near = np.triu(rng.uniform(0, 30, (5, 5)), 1)
         near = near + near.T
         np.fill_diagonal(near, -np.inf)
-        found = sum(x.decibels for x in hung([entry(x) for x in "abcde"], near)[1:])
+        found = sum(x.decibels for x in build_forest([entry(x) for x in "abcde"], near)[1:])
         assert found == pytest.approx(_best(near))
 
 
@@ -77,23 +77,40 @@ def _reaches(parents):
     return True
 
 
-def test_a_tag_says_who_is_the_root_unless_two_have_it():
+def test_a_tagged_base_never_hangs_from_a_copy():
     near = ties(3, ab=20, bc=20, ac=10)
-    assert hung([entry(x) for x in "abc"], near)[0].entry.name == "b"  # nearest to all others
-    assert hung([entry("a", "base"), entry("b"), entry("c")], near)[0].entry.name == "a"
+    assert (
+        build_forest([entry(x) for x in "abc"], near)[0].entry.name == "b"
+    )  # nearest to all others
+    assert build_forest([entry("a", "base"), entry("b"), entry("c")], near)[0].entry.name == "a"
     both = [entry("a", "base"), entry("b"), entry("c", "base")]
-    assert hung(both, near)[0].entry.name == "b"
+    assert named(build_forest(both, near)) == [("a", None), ("b", "a"), ("c", "a")]
+    apart = ties(3, ab=20, bc=25)  # two bases of one merged copy, which are not related
+    assert named(build_forest(both, apart)) == [("a", None), ("c", None), ("b", "c")]
+
+
+@pytest.mark.parametrize("tags", [[], ["a"], ["b"], ["a", "c"], ["a", "b", "c", "d"]])
+def test_the_direction_is_known_only_from_a_base_to_what_has_no_tag(tags):
+    near = ties(4, ab=20, bc=15, cd=12, ac=11, bd=10)
+    kin = build_forest([entry(x, *(["base"] if x in tags else [])) for x in "abcd"], near)
+    for x in kin:
+        above = None if x.parent is None else kin[x.parent].entry
+        known = above is not None and "base" in above.tags and "base" not in x.entry.tags
+        assert x.direction == (None if above is None else "tagged" if known else "unknown")
+        assert ("direction unknown" in x.words) == (x.direction == "unknown")
+        assert above is None or "base" not in x.entry.tags or "base" in above.tags
+    assert len(kin) == 4
 
 
 def test_the_largest_family_comes_first():
-    kin = hung([entry(x) for x in "abcd"], ties(4, bc=5, cd=5))
+    kin = build_forest([entry(x) for x in "abcd"], ties(4, bc=5, cd=5))
     assert named(kin) == [("c", None), ("b", "c"), ("d", "c"), ("a", None)]
 
 
 def tree():
     entries = [entry("a", "base"), entry("b\x1b"), entry("c"), entry("d")]
     near = ties(4, ab=200, bc=15.04)
-    return FamilyTree(tuple(hung(entries, near)), 1e-3, {"damaged": 2})
+    return FamilyTree(tuple(build_forest(entries, near)), 1e-3, {"damaged": 2})
 
 
 def test_a_terminal_shows_who_hangs_from_whom():
@@ -101,7 +118,7 @@ def test_a_terminal_shows_who_hangs_from_whom():
     ids = [x.entry.id[:8] for x in tree()]
     assert lines[0] == f"a ({ids[0]})  [base]"
     assert lines[1] == f"└─ b\\x1b ({ids[1]})  equal features"
-    assert lines[2] == f"   └─ c ({ids[2]})  15.0 dB"
+    assert lines[2] == f"   └─ c ({ids[2]})  15.0 dB, direction unknown"
     assert lines[3] == f"d ({ids[3]})"
     assert lines[4].startswith("1 family, 1 without relatives.")
     assert lines[5] == "Left out: 2 damaged."
@@ -109,7 +126,7 @@ def test_a_terminal_shows_who_hangs_from_whom():
 
 def test_branches_stay_joined():
     entries = [entry(x) for x in "abcd"]
-    text = FamilyTree(tuple(hung(entries, ties(4, ab=9, ac=8, bd=7))), 1e-3, {}).to_text()
+    text = FamilyTree(tuple(build_forest(entries, ties(4, ab=9, ac=8, bd=7))), 1e-3, {}).to_text()
     # a and b are related to two each; a's ties are the stronger ones
     assert [line[:3] for line in text.splitlines()[:4]] == ["a (", "├─ ", "│  ", "└─ "]
 
@@ -122,7 +139,7 @@ def test_a_tree_can_be_read_and_kept():
     assert [x["parent"] for x in kept["members"]] == [None, 0, 1, None]
     assert kept["members"][0]["decibels"] is None
     assert repr(tree()) == "FamilyTree(4 entries: 1 family, 1 alone)"
-    assert told(20) == "20.0 dB"
+    assert format_decibels(20) == "20.0 dB"
 
 
 def test_the_tree_of_a_real_zoo(tmp_path):

@@ -9,16 +9,21 @@ import os
 import shutil
 import sqlite3
 import tempfile
+import time
+import warnings
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import resemblance as rs
-from resemblance.errors import DataError, FormatError
-from resemblance.zoo import hashed_files
-from resemblance.zoo.collection import Zoo
-from resemblance.zoo.folder_store import FolderStore
-from resemblance.zoo.hashed_files import HashedFiles
+from resemblance.errors import DataError, FormatError, ResemblanceWarning
+from resemblance.representation.file_format import representation_bytes
+from resemblance.zoo import folder_store, sqlite_index
+from resemblance.zoo.folder_store import FolderStore, HashedFiles
+from resemblance.zoo.signature import signature_checksums, signatures
+from resemblance.zoo.zoo import Zoo
 from zoo_workers import adds_with_little_room, context, tiny
 
 REP, OTHER = tiny(0), tiny(1)
@@ -36,6 +41,24 @@ def zoo(folder):
         yield found
 
 
+def test_an_entry_that_is_removed_and_added_anew_while_it_is_verified_is_whole(
+    zoo, folder, monkeypatch
+):
+    """Its file may be away at the moment at which it is read, and its row back afterwards."""
+    (entry,) = zoo
+
+    def loaded(*_):
+        zoo.remove(entry.id)
+        time.sleep(0.002)  # times are in milliseconds
+        zoo.add(REP)
+        raise FormatError("as where the file is away")
+
+    before = the_file(folder)
+    monkeypatch.setattr(FolderStore, "_loaded", loaded)
+    assert [damage for damage in zoo.verify() if damage.state != "leftover"] == []
+    assert the_file(folder) == before
+
+
 def the_file(folder):
     (found,) = folder.glob("objects/*/*.rsm")
     return found
@@ -45,6 +68,11 @@ def flip(path, at):
     content = bytearray(path.read_bytes())
     content[at] ^= 0x10
     path.write_bytes(bytes(content))
+
+
+def edit(folder, statement, *values):
+    with contextlib.closing(sqlite3.connect(folder / "index.sqlite")) as db, db:
+        db.execute(statement, values)
 
 
 def states(zoo, **options):
@@ -166,7 +194,37 @@ def test_an_index_that_says_something_else_than_the_file_is_told(zoo, folder):
         )
     db.close()
     (damage,) = zoo.verify()
-    assert (damage.state, damage.words[:25]) == ("damaged", "the index says something ")
+    assert (damage.state, damage.where) == ("damaged", "index.sqlite, row 1")
+    assert "checksum" in damage.words
+
+
+@pytest.mark.parametrize("key", ["$.check", "$.signatures"])
+def test_a_row_without_its_checksums_is_damaged(zoo, folder, key):
+    edit(folder, f"UPDATE entries SET facts = json_remove(facts, '{key}')")
+    assert [state for state, _ in states(zoo)] == ["damaged"]
+    with pytest.raises(DataError, match="1 row of the index is damaged"):
+        zoo.get("net 0")
+    zoo.add(REP)
+    assert zoo.verify() == []
+
+
+def test_signatures_of_something_else_are_told(zoo, folder):
+    """Also where their checksums are their own, as somebody would write them who edits an index."""
+    row = zoo.store._found(zoo.entry("net 0").id)
+    vectors = signatures(OTHER)
+    with zoo.store._index.writing() as db:
+        forged = dataclasses.replace(row, signatures=signature_checksums(vectors))
+        sqlite_index.write_row(db, forged, vectors)
+    (damage,) = zoo.verify()
+    assert damage.words == "its signatures differ from its recording's: features"
+    with zoo.store._index.writing() as db:
+        entry = dataclasses.replace(row.entry, samples=33)
+        sqlite_index.write_row(db, dataclasses.replace(row, entry=entry), signatures(REP))
+    (damage,) = zoo.verify()
+    assert damage.words == "the index says something else of it than its recording"
+    zoo.remove("net 0")
+    assert zoo.add(REP).tags == ()
+    assert zoo.verify() == []
 
 
 def test_leftovers_and_foreign_files_are_told_apart_and_only_the_first_are_swept(zoo, folder):
@@ -200,8 +258,8 @@ def test_a_file_that_was_swept_before_it_was_entered_is_written_again(zoo, folde
     """A sweep may take the file of a live writer, which looks again under the lock."""
     store = zoo.store
     assert isinstance(store, FolderStore)
-    new = zoo._newcomer(OTHER, (), None)
-    file = store._written(new)
+    new = zoo._new_recording(OTHER, (), None)
+    file = store._files.write(representation_bytes(OTHER))
     assert [state for state, _ in states(zoo, sweep=True)] == ["leftover"]
     with store._index.writing() as db:
         store._enter(db, new, file, [])
@@ -215,8 +273,8 @@ def test_of_two_writers_of_the_same_the_slower_leaves_no_file(zoo, folder):
     assert isinstance(store, FolderStore)
     zoo.remove("net 0")
     later = dataclasses.replace(REP, made=dataclasses.replace(REP.made, date="2031-01-01"))
-    first, second = (zoo._newcomer(rep, (), None) for rep in (REP, later))
-    files = [store._written(x) for x in (first, second)]
+    first, second = (zoo._new_recording(rep, (), None) for rep in (REP, later))
+    files = [store._files.write(representation_bytes(x.rep)) for x in (first, second)]
     for new, file in zip((first, second), files, strict=True):
         unused = []
         with store._index.writing() as db:
@@ -228,8 +286,8 @@ def test_of_two_writers_of_the_same_the_slower_leaves_no_file(zoo, folder):
 
 def test_a_file_has_its_name_on_the_disk_before_it_is_entered(zoo, monkeypatch):
     done = []
-    sync, enter = hashed_files.sync_folder, FolderStore._enter
-    monkeypatch.setattr(hashed_files, "sync_folder", lambda x: (done.append(x), sync(x)))
+    sync, enter = folder_store.sync_folder, FolderStore._enter
+    monkeypatch.setattr(folder_store, "sync_folder", lambda x: (done.append(x), sync(x)))
     monkeypatch.setattr(FolderStore, "_enter", lambda *x: (done.append("entered"), enter(*x))[1])
     zoo.add(OTHER)
     path = zoo.store._files.path(zoo.store._found(zoo.entry(OTHER.name).id).file.digest)
@@ -244,7 +302,7 @@ def test_what_is_entered_while_files_are_listed_is_no_leftover(zoo, monkeypatch)
 
 
 def test_a_file_that_was_entered_before_it_is_swept_stays(zoo, folder):
-    zoo.store._sweep([the_file(folder)])  # found before it was entered
+    zoo.store._remove_unused([the_file(folder).stem])  # found before it was entered
     assert zoo.get("net 0") == REP
 
 
@@ -279,6 +337,94 @@ def test_an_index_put_back_while_it_is_open_is_taken_up(zoo, folder):
         (folder / f"index.sqlite{rest}").unlink(missing_ok=True)
     assert len(zoo) == 1
     assert [state for state, _ in states(zoo)] == ["leftover"]
+
+
+@pytest.mark.parametrize("use", ["remove", "get", "add"])
+def test_no_row_leads_out_of_the_zoo(zoo, folder, use):
+    """A digest that is a path must neither be read nor removed."""
+    victim = folder.parent / "elsewhere" / "victim.rsm"
+    victim.parent.mkdir()
+    OTHER.save(victim)
+    edit(folder, "UPDATE entries SET digest = '../elsewhere/victim'")
+    (folder / "objects" / "..").mkdir(exist_ok=True)
+    if use == "add":
+        zoo.add(REP)
+    else:
+        with pytest.raises(DataError, match=r"no entry 'net 0'.*1 row of the index is damaged"):
+            getattr(zoo, use)("net 0")
+    with pytest.raises(FormatError, match="64 hexadecimal digits"):
+        zoo.store._files.path("../elsewhere/victim")
+    assert victim.exists()
+
+
+ROWS = 3
+COLUMNS = {
+    "entries": ("number", "id", "name", "grp", "digest", "head", "facts"),
+    "tags": ("number", "tag"),
+    "signatures": ("number", "grp", "kernel", "vector"),
+}
+CELLS = [(table, column) for table, names in COLUMNS.items() for column in names]
+VALUES = st.one_of(
+    st.sampled_from(["", "{", "{}", "[]", "null", "net 1", "../victim", "0" * 64, "\x00", "b"]),
+    st.sampled_from([b"", b"\xff\xfe", bytes(8192), bytes([0, 124]) * 4096]),
+    st.integers(-1, 9),
+    st.text(max_size=20),
+    st.binary(max_size=40),
+)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """A zoo of three entries, and what it answers."""
+    folder = tmp_path_factory.mktemp("cells") / "zoo"
+    with rs.Zoo(folder) as zoo:
+        for i in range(ROWS):
+            zoo.add(tiny(i), tags=[f"tag {i}"])
+        ids = [entry.id for entry in zoo]
+        near = {id: zoo.search(id, limit=9).matches for id in ids}
+    return folder, near
+
+
+@pytest.mark.parametrize(("table", "column"), CELLS)
+@settings(max_examples=5, deadline=None)
+@given(row=st.integers(0, ROWS - 1), value=VALUES, as_text=st.booleans())
+def test_an_edit_of_any_cell_is_reported_and_answers_stay_right(
+    three, table, column, row, value, as_text
+):
+    folder, near = three
+    with tempfile.TemporaryDirectory() as name:
+        place = shutil.copytree(folder, Path(name, "zoo"))
+        new = "CAST(? AS TEXT)" if as_text else "?"
+        which = f"number IN (SELECT number FROM {table} LIMIT 1 OFFSET {row})"
+        try:
+            edit(place, f"UPDATE {table} SET {column} = {new} WHERE {which}", value)
+        except (sqlite3.IntegrityError, UnicodeEncodeError):
+            return  # the index refuses it by itself
+        same = dump(place) == dump(folder)
+        with Zoo(place, create=False) as zoo, warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResemblanceWarning)
+            entries, damage = zoo.list(), zoo.verify()
+            assert same or damage, "an edit went unnoticed"
+            for entry in entries:  # whatever is still listed is still right
+                assert zoo.get(entry.id).name == entry.name
+                found = zoo.search(entry.id, limit=9)
+                expected = {x.entry.id: x.score for x in near[entry.id]}
+                assert {x.entry.id: x.score for x in found}.items() <= expected.items()
+                lost = ROWS - 1 - len(found)
+                assert found.left_out.get("damaged", 0) >= lost or OTHER_GROUP in found.left_out
+            for i in range(ROWS):  # adding the recordings again repairs all that is listed
+                zoo.add(tiny(i))
+            zoo.derivatives(f"net {row}")
+            zoo.family_tree()
+
+
+OTHER_GROUP = "recorded on other samples or in another way"
+
+
+def dump(place):
+    with contextlib.closing(sqlite3.connect(place / "index.sqlite")) as db:
+        db.text_factory = bytes
+        return [db.execute(f"SELECT * FROM {table}").fetchall() for table in COLUMNS]
 
 
 # -- places ---------------------------------------------------------------------------------------
@@ -348,7 +494,7 @@ def test_a_folder_that_may_be_entered_but_not_read_is_written_to():
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o333)
         with ordinary_user():
-            hashed_files.sync_folder(Path(name))
+            folder_store.sync_folder(Path(name))
 
 
 def test_a_forked_child_opens_the_index_anew(zoo, folder):

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from resemblance._utils.atomic_files import make_folder
 from resemblance.errors import DataError
-from resemblance.representation.file_format import content
-from resemblance.zoo.hashed_files import HashedFiles, make, sync_folder
+from resemblance.representation.file_format import representation_bytes
+from resemblance.zoo.folder_store import HashedFiles, sync_folder
 from zoo_workers import tiny
 
-TEXT = content(tiny(0))
+TEXT = representation_bytes(tiny(0))
 
 
 @pytest.fixture
@@ -28,8 +29,7 @@ def test_a_file_is_written_once_and_goes_by_its_hash(files):
     assert files.write(TEXT) == file
     assert files.listed() == [files.path(file.digest)]
     assert files.intact(file)
-    assert files.has_its_head(file)
-    files.sync([file])
+    assert files.is_whole(file, header_only=True)
 
 
 def test_a_changed_header_a_changed_body_and_a_cut_are_noticed(files):
@@ -40,12 +40,12 @@ def test_a_changed_header_a_changed_body_and_a_cut_are_noticed(files):
         changed[at] ^= 1
         path.write_bytes(bytes(changed))
         assert not files.is_whole(file)
-        assert files.has_its_head(file) != head_too
+        assert files.is_whole(file, header_only=True) != head_too
     path.write_bytes(TEXT[:-1])
     assert not files.intact(file)
-    assert not files.has_its_head(file)
+    assert not files.is_whole(file, header_only=True)
     path.write_bytes(b"")
-    assert not files.has_its_head(file)
+    assert not files.is_whole(file, header_only=True)
     path.unlink()
     assert not files.intact(file)
     with pytest.raises(FileNotFoundError):
@@ -70,7 +70,7 @@ def test_what_else_lies_there_is_told_apart(files):
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"cannot make the folder .*name another"):
-        make(tmp_path / "file" / "zoo")
+        make_folder(tmp_path / "file" / "zoo")
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs a folder that cannot be synced")

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 import resemblance as rs
-from resemblance.zoo.entry import described
-from resemblance.zoo.kernel_signature import DEPTHS, WIDTH
-from resemblance.zoo.lance_signatures import Signatures
-from resemblance.zoo.store import Newcomer, exactly_nearest
+from resemblance.zoo.entry import NewRecording, entry_for
+from resemblance.zoo.signature import DEPTHS, WIDTH, exact_nearest
 from zoo_workers import tiny
 
 pytest.importorskip("lancedb")
@@ -21,9 +19,9 @@ REP = tiny(0)
 def made_up_zoo(folder, count, vectors):
     """Entries with signatures that are given, without recordings worth reading."""
     zoo = rs.Zoo(f"lance:{folder}")
-    entry = described(REP, tags=(), size=0, trained_on=None)
+    entry = entry_for(REP, tags=(), size=0, trained_on=None)
     news = {
-        f"{i:032x}": Newcomer(
+        f"{i:032x}": NewRecording(
             dataclasses.replace(entry, id=f"{i:064x}"), REP, {"features": vectors[i]}
         )
         for i in range(count)
@@ -38,22 +36,22 @@ def test_the_nearest_by_an_index_are_nearly_those_of_an_exact_search(tmp_path):
     vectors = centres[np.arange(400) % 20] + rng.normal(size=(400, DEPTHS * WIDTH))
     vectors = vectors.astype(np.float16)
     zoo, group = made_up_zoo(tmp_path / "zoo", 400, vectors)
-    store, signatures = zoo.store, Signatures(zoo.store._tables)
+    store = zoo.store
     ids = [f"{i:064x}" for i in range(400)]
-    exact = exactly_nearest([(ids, vectors)], vectors[3], 20)
+    exact = exact_nearest([(ids, vectors)], vectors[3], 20)
     assert store.nearest(group, "features", vectors[3], 20) == exact
-    assert not signatures.indexed("features")
-    signatures.index(at_least=1000)
-    assert not signatures.indexed("features")
-    signatures.index(at_least=300)
-    assert signatures.indexed("features")
-    assert not signatures.indexed("gradients")
+    assert not store.has_signature_index("features")
+    store.index_signatures(at_least=1000)
+    assert not store.has_signature_index("features")
+    store.index_signatures(at_least=300)
+    assert store.has_signature_index("features")
+    assert not store.has_signature_index("gradients")
     found = store.nearest(group, "features", vectors[3], 20)
     assert found[0] == exact[0]
     assert len({id for id, _ in found} & {id for id, _ in exact}) >= 16
-    cosines = dict(exactly_nearest([(ids, vectors)], vectors[3], 400))
+    cosines = dict(exact_nearest([(ids, vectors)], vectors[3], 400))
     assert all(cosine == pytest.approx(cosines[id], abs=1e-6) for id, cosine in found)
-    some = exactly_nearest([(ids[:50], vectors[:50])], vectors[3], 40)
+    some = exact_nearest([(ids[:50], vectors[:50])], vectors[3], 40)
     assert store.nearest(group, "features", vectors[3], 40, among=ids[:50]) == some
     assert store.nearest("0" * 16, "features", vectors[3], 5) == []
     assert store.nearest(group, "gradients", vectors[3], 5) == []
@@ -63,8 +61,8 @@ def test_the_nearest_by_an_index_are_nearly_those_of_an_exact_search(tmp_path):
 def test_an_entry_of_two_copies_has_one_signature(tmp_path):
     vectors = np.random.default_rng(0).normal(size=(3, DEPTHS * WIDTH)).astype(np.float16)
     zoo, group = made_up_zoo(tmp_path / "zoo", 3, vectors)
-    entry = zoo.store.find(f"{1:064x}")
-    zoo.store._write({"f" * 32: Newcomer(entry, REP, {"features": vectors[1]})})
+    ((entry,), _) = zoo.store.listed(id=f"{1:064x}")
+    zoo.store._write({"f" * 32: NewRecording(entry, REP, {"features": vectors[1]})})
     found = [id for ids, _ in zoo.store.signatures(group, "features") for id in ids]
     assert sorted(found) == [f"{i:064x}" for i in range(3)]
     among = [f"{2:064x}", "another"]

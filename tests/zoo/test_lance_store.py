@@ -1,6 +1,6 @@
 """A zoo in Lance tables: damage, and copies.
 
-What zoos of both kinds must do is in test_collection.
+What zoos of both kinds must do is in test_zoo.py.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pytest
 
 import resemblance as rs
 from resemblance.errors import DataError, FormatError
-from resemblance.zoo import lance_rows, lance_store
-from resemblance.zoo.entry import described
-from resemblance.zoo.store import Newcomer
+from resemblance.zoo import lance_store, lance_tables
+from resemblance.zoo.entry import NewRecording, entry_for
+from resemblance.zoo.signature import signatures
 from zoo_workers import tiny
 
 pytest.importorskip("lancedb")
@@ -98,11 +98,13 @@ def test_a_file_that_lance_cannot_read_stops_its_table_and_is_told(zoo, folder):
 
 
 def test_what_an_entry_says_is_compared_with_its_layers(zoo):
-    (copy,) = zoo.store._copies()[zoo.entry("net 0").id]
-    facts = lance_rows.facts(dataclasses.replace(copy.entry, samples=33))
+    id = zoo.entry("net 0").id
+    (copy,) = zoo.store._copies([id])
+    entry = dataclasses.replace(copy.entry, samples=33)
+    facts = lance_tables.copy_facts(dataclasses.replace(copy, entry=entry))
     zoo.store._tables.update("entries", "true", {"facts": facts})
     (damage,) = zoo.verify()
-    assert (damage.state, damage.words[:24]) == ("damaged", "the entry says something")
+    assert (damage.state, damage.words[:24]) == ("damaged", "the index says something")
 
 
 def test_missing_layers_are_told_and_added_again(zoo):
@@ -125,16 +127,16 @@ def test_two_copies_are_one_entry(zoo):
     """As two writers leave it that added the same thing at once."""
     id = zoo.entry("net 0").id
     later = dataclasses.replace(REP, made=dataclasses.replace(REP.made, date="2031-01-01"))
-    entry = described(later, tags=(), size=0, trained_on=None)
-    zoo.store._write({lance_rows.new_name(): Newcomer(entry, later, {})})
-    assert len(zoo.store._copies([id])[id]) == 2
+    entry = entry_for(later, tags=(), size=0, trained_on=None)
+    zoo.store._write({lance_tables.new_copy_name(): NewRecording(entry, later, signatures(later))})
+    assert len(zoo.store._copies([id])) == 2
     assert [x.id for x in zoo] == [id]
     assert len(zoo) == 1
     assert zoo.get("net 0") in (REP, later)
     assert zoo.tag("net 0", "c").tags == ("a", "c")
     assert zoo.tag("net 0", remove=["a"]).tags == ("c",)
     assert zoo.verify() == []
-    (name, _) = (copy.name for copy in zoo.store._copies([id])[id])
+    (name, _) = (copy.name for copy in zoo.store._copies([id]))
     zoo.store._tables.delete("layers", f"copy = '{name}'")
     assert zoo.get("net 0") in (REP, later)  # the other one is whole
     assert zoo.remove("net 0").id == id
@@ -142,8 +144,8 @@ def test_two_copies_are_one_entry(zoo):
 
 
 def test_leftovers_are_swept_when_they_are_old(zoo, monkeypatch):
-    for name in (f"{1:016x}{'0' * 16}", lance_rows.new_name()):
-        zoo.store._tables.add("layers", {"copy": [name], "position": [0], "content": [b"x"]})
+    for name in (f"{1:016x}{'0' * 16}", lance_tables.new_copy_name()):
+        zoo.store._tables.add("layers", [{"copy": name, "position": 0, "content": b"x"}])
     assert states(zoo, sweep=True) == ["leftover"] * 2
     assert states(zoo) == ["leftover"]  # which may be on its way
     monkeypatch.setattr(lance_store, "_YOUNG", 0.0)

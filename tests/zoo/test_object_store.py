@@ -1,6 +1,6 @@
 """A zoo in an object store: what differs from one in a folder of tables.
 
-What zoos of every kind must do is in test_collection, which runs on an object store as well.
+What zoos of every kind must do is in test_zoo.py, which runs on an object store as well.
 """
 
 from __future__ import annotations

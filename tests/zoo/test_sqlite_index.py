@@ -1,4 +1,4 @@
-"""The database of a zoo: what is refused, and what is undone."""
+"""The SQLite index of a zoo: rows of entries, what is refused, and what is undone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import sqlite3
 import threading
 import time
 import weakref
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+import resemblance as rs
 from resemblance.errors import DataError, FormatError
 from resemblance.zoo import sqlite_index
-from resemblance.zoo.sqlite_index import Index
+from resemblance.zoo.sqlite_index import EntryRow, SqliteIndex, StoredFile
+from zoo_workers import tiny
 
 
 @pytest.fixture
@@ -24,7 +28,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def index(path):
-    found = Index(path)
+    found = SqliteIndex(path)
     with found.writing() as db:
         db.execute("INSERT INTO tags VALUES (1, 'a')")
     yield found
@@ -44,11 +48,11 @@ def change(path, statement):
 
 
 def test_nothing_is_there_before_something_is_written(path):
-    with Index(path).reading() as db:
+    with SqliteIndex(path).reading() as db:
         assert db is None
     assert not path.exists()
     path.touch()  # as a writer leaves it that died at once
-    index = Index(path)
+    index = SqliteIndex(path)
     with index.reading() as db:
         assert db is None
     with index.writing():
@@ -62,7 +66,7 @@ def test_what_another_makes_while_it_is_looked_at_is_there_or_not(path):
     class Interrupted(sqlite3.Connection):
         def execute(self, *asked):
             rows = super().execute(*asked).fetchall()
-            with Index(path).writing():
+            with SqliteIndex(path).writing():
                 pass
             return Rows(rows)
 
@@ -72,8 +76,8 @@ def test_what_another_makes_while_it_is_looked_at_is_there_or_not(path):
 
     path.touch()
     db = sqlite3.connect(path, factory=Interrupted, isolation_level=None)
-    assert not Index(path)._begun(db)
-    assert Index(path)._begun(db)
+    assert not SqliteIndex(path)._begun(db)
+    assert SqliteIndex(path)._begun(db)
     db.close()
 
 
@@ -110,14 +114,14 @@ def test_an_index_of_a_newer_version_is_refused(index, path):
 
 def test_a_database_of_something_else_is_refused(path):
     change(path, "CREATE TABLE cats (name)")
-    with pytest.raises(FormatError, match="not the index of a zoo"), Index(path).writing():
+    with pytest.raises(FormatError, match="not the index of a zoo"), SqliteIndex(path).writing():
         pass
 
 
 @pytest.mark.parametrize("content", [b"not a database at all" * 99, b"SQLite format 3\0" * 300])
 def test_what_is_no_database_is_refused(path, content):
     path.write_bytes(content)
-    for use in (Index(path).reading, Index(path).writing):
+    for use in (SqliteIndex(path).reading, SqliteIndex(path).writing):
         with pytest.raises(FormatError, match=r"is damaged.*whole files in objects/"), use():
             pass
 
@@ -135,7 +139,7 @@ def test_a_damaged_page_is_told(index, path):
 
 def test_a_writer_that_does_not_end_is_told(index, path, monkeypatch):
     monkeypatch.setattr(sqlite_index, "_PATIENCE", 0.05)
-    other = Index(path)
+    other = SqliteIndex(path)
     with index.writing():
         with pytest.raises(DataError, match="somebody else has been writing"), other.writing():
             pass
@@ -180,7 +184,7 @@ def test_but_not_for_ever(path, monkeypatch):
 
 
 def test_who_may_only_read_sees_the_last_commit_and_holds_nothing_open(index, path, monkeypatch):
-    other = Index(path)
+    other = SqliteIndex(path)
     with index.writing() as db:
         db.execute("INSERT INTO tags VALUES (2, 'in the log')")
     assert path.with_name("index.sqlite-wal").stat().st_size > 0
@@ -243,7 +247,7 @@ def test_a_fork_waits_for_other_threads_and_not_for_itself(index):
 
 
 def test_a_forgotten_index_is_closed(path):
-    index = Index(path)
+    index = SqliteIndex(path)
     with index.writing() as db:
         known = weakref.ref(index)
     del index
@@ -251,3 +255,44 @@ def test_a_forgotten_index_is_closed(path):
     assert known() is None
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         db.execute("SELECT 1")
+
+
+FILE = StoredFile("a" * 64, "b" * 64, 123)
+CHECKSUMS = {"features": 1}
+
+
+@pytest.fixture
+def db(tmp_path):
+    with SqliteIndex(tmp_path / "index.sqlite").writing() as found:
+        yield found
+
+
+@pytest.fixture
+def new(tmp_path):
+    with rs.Zoo(tmp_path / "zoo") as zoo:
+        return zoo._new_recording(tiny(0), ("b", "a"), None)
+
+
+def test_what_is_entered_is_found_with_its_file_and_its_tags_in_order(db, new):
+    assert sqlite_index.find_row(db, new.entry.id) is None
+    entry = sqlite_index.write_row(db, EntryRow(None, FILE, new.entry, CHECKSUMS), new.signatures)
+    row = sqlite_index.find_row(db, new.entry.id)
+    assert row.file == FILE
+    assert row.entry == entry == replace(new.entry, size=FILE.size, tags=("a", "b"))
+    kept = dict(db.execute("SELECT kernel, vector FROM signatures").fetchall())
+    assert set(kept) == set(new.signatures)
+    for kernel, vector in new.signatures.items():
+        np.testing.assert_array_equal(np.frombuffer(kept[kernel], "<f2"), vector)
+
+
+def test_a_row_is_replaced_with_its_tags_and_keeps_its_signatures(db, new):
+    sqlite_index.write_row(db, EntryRow(None, FILE, new.entry, CHECKSUMS), new.signatures)
+    row = sqlite_index.find_row(db, new.entry.id)
+    other = StoredFile("c" * 64, "d" * 64, 456)
+    entry = replace(row.entry, tags=("b", "c"), trained_on="0" * 64)
+    found = sqlite_index.write_row(db, replace(row, file=other, entry=entry))
+    assert found == replace(entry, size=456)
+    again = sqlite_index.find_row(db, new.entry.id)
+    assert (again.file, again.entry, again.signatures) == (other, found, row.signatures)
+    assert db.execute("SELECT count(*) FROM entries").fetchone() == (1,)
+    assert db.execute("SELECT count(*) FROM signatures").fetchone() == (len(new.signatures),)

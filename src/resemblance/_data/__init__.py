@@ -1,5 +1,7 @@
-"""What a model runs on: whatever the user holds, as batches of samples in a seeded order.
+"""Data sets as batches of samples in a seeded order.
 
-Sources and batches, labels, hashes that tell samples apart, and data sets by name for the command
-line. May import: `_ops`. Private: names here may change without notice.
+`make_source` reads whatever the user holds (tensors, data sets, loaders, streams) into `sources`;
+`batches` handles nested batches and labels, `text` language data, `sample_hashes` recognises the
+same samples again, and `load_data` resolves the names of the command line. May import: `_ops`.
+Private.
 """

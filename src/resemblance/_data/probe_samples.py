@@ -1,80 +1,69 @@
-"""Probes that ship with the package: the same images and texts for everyone, made from seeds.
+"""Probe data that ship with the package: identical images and texts for everyone, from seeds.
 
-Networks can be compared that saw the same samples; strangers share none, unless they take these.
-`images` are fields, gratings, edges, shapes, stripes, clouds, strokes and mixtures of them: enough
-structure that trained networks respond, and nobody's photographs. They are functions on the unit
-square, so that one picture can be had in any size. `texts` are prose, code and figures by a small
-grammar. `noise` is no picture at all, on which networks of one descent still agree. All are pure
-functions of their number, equal everywhere and for ever: arithmetic is in
-float64 and rounded to 8 bits, which no processor's last digit can change.
+Networks can be compared if they saw the same samples; unrelated networks share none, unless both
+are recorded on these. `probe:images` are fields, gratings, edges, shapes, stripes, clouds, strokes
+and mixtures of them: enough structure for trained networks to respond to, and nobody's photographs.
+They are functions on the unit square, so an image exists at any size. `probe:text` is prose, code
+and figures from a small grammar. `probe:noise` is random colours, on which networks of common
+descent still agree. Every sample is a pure function of its number, the same on every machine:
+arithmetic is in float64 and rounded to 8 bits, which absorbs differences in the last digit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .._seeded_random import bits
+from .._utils.hashing import random_bits
 
-IMAGES, TEXTS = 1024, 512  # samples of a probe
+NUM_IMAGES, NUM_TEXTS = 1024, 512  # samples of a probe
 _IMAGE_STREAM, _TEXT_STREAM, _NOISE_STREAM = range(3)
 _CELLS = 32
 _SEED = 20_200_711
-_DRAWS = 2**16  # random numbers that a sample may take
+_NUMBERS_PER_SAMPLE = 2**16  # random numbers that a sample may take
 _Field = np.ndarray  # (size, size), from 0 to 1
 _Plane = tuple[np.ndarray, np.ndarray]  # x and y of each pixel's centre, from 0 to 1
 
 
-def images(count: int = IMAGES, size: int = 32) -> Tensor:
-    """The first images of the probe, (count, 3, size, size) in [0, 1].
+def probe_image(number: int, size: int) -> Tensor:  # (3, size, size) in [0, 1]
+    """One image of the probe; its kind is its number's, modulo eight.
 
-    >>> images(2, size=8).shape
-    torch.Size([2, 3, 8, 8])
+    >>> probe_image(0, size=8).shape
+    torch.Size([3, 8, 8])
     """
-    return torch.stack([image(number, size) for number in range(count)])
-
-
-def image(number: int, size: int) -> Tensor:  # (3, size, size) in [0, 1]
-    """One image of the probe; its kind is its number's, modulo eight."""
-    draw = _Draw(number, _IMAGE_STREAM)
+    draw = _SampleRandom(number, _IMAGE_STREAM)
     at = (np.arange(size) + 0.5) / size
     plane = (np.broadcast_to(at, (size, size)), np.broadcast_to(at[:, None], (size, size)))
-    painted = _painted(KINDS[number % len(KINDS)], plane, draw)
+    painted = _paint(IMAGE_KINDS[number % len(IMAGE_KINDS)], plane, draw)
     return torch.from_numpy(np.rint(255 * painted.clip(0, 1)).astype(np.uint8)).float() / 255
 
 
-def noise(number: int, size: int) -> Tensor:  # (3, size, size) in [0, 1]
+def noise_image(number: int, size: int) -> Tensor:  # (3, size, size) in [0, 1]
     """One image of the probe of noise: 32 × 32 cells, each of any colour."""
-    cells = _Draw(number, _NOISE_STREAM).uniform(3 * _CELLS**2).reshape(3, _CELLS, _CELLS)
+    cells = _SampleRandom(number, _NOISE_STREAM).uniform(3 * _CELLS**2).reshape(3, _CELLS, _CELLS)
     at = ((np.arange(size) + 0.5) / size * _CELLS).astype(int)
     pixels = cells[:, at[:, None], at]
     return torch.from_numpy(np.rint(255 * pixels).astype(np.uint8)).float() / 255
 
 
-def texts(count: int = TEXTS) -> list[str]:
-    """The first texts of the probe: prose, code and figures in turn, of 34 to 112 words each."""
-    return [text(number) for number in range(count)]
+def probe_text(number: int) -> str:
+    """One text of the probe: prose, code and figures in turn, of 34 to 112 words each."""
+    return (_prose, _code, _number_lines)[number % 3](_SampleRandom(number, _TEXT_STREAM))
 
 
-def text(number: int) -> str:
-    """One text of the probe."""
-    draw = _Draw(number, _TEXT_STREAM)
-    return (_prose, _code, _figures)[number % 3](draw)
-
-
-class _Draw:
+class _SampleRandom:
     """The random numbers of one sample, in the order in which they are asked for."""
 
     def __init__(self, number: int, stream: int) -> None:
-        self._stream, self._next = stream, number * _DRAWS
+        self._stream, self._next = stream, number * _NUMBERS_PER_SAMPLE
 
     def uniform(self, count: int, low: float = 0.0, high: float = 1.0) -> np.ndarray:
-        found = bits(_SEED, self._stream, np.arange(self._next, self._next + count))
+        words = random_bits(_SEED, self._stream, np.arange(self._next, self._next + count))
         self._next += count
-        share: np.ndarray = (found >> np.uint64(11)).astype(np.float64) / 2.0**53
+        share: np.ndarray = (words >> np.uint64(11)).astype(np.float64) / 2.0**53
         return low + (high - low) * share
 
     def one(self, low: float = 0.0, high: float = 1.0) -> float:
@@ -83,32 +72,36 @@ class _Draw:
     def below(self, bound: int) -> int:
         return int(self.one() * bound)
 
-    def of(self, words: str) -> str:
+    def word(self, words: str) -> str:
         """One of several words, separated by blanks."""
-        every = words.split()
-        return every[self.below(len(every))]
+        choices = words.split()
+        return choices[self.below(len(choices))]
 
 
 # -- images -------------------------------------------------------------------------------------
 
 
-def _painted(kind: Callable[[_Plane, _Draw], _Field], plane: _Plane, draw: _Draw) -> np.ndarray:
+def _paint(
+    kind: Callable[[_Plane, _SampleRandom], _Field], plane: _Plane, draw: _SampleRandom
+) -> np.ndarray:
     """A field between two colours, lit from one side."""
     field = kind(plane, draw)
     dark, light = draw.uniform(3, 0.0, 0.6), draw.uniform(3, 0.3, 1.0)
-    across = _along(plane, draw.one(0, 2 * np.pi))
+    across = _project(plane, draw.one(0, 2 * np.pi))
     shade = 1 - draw.one(0, 0.4) * across
     every = [(d + (bright - d) * field) * shade for d, bright in zip(dark, light, strict=True)]
     return np.stack(every)
 
 
-def _along(plane: _Plane, angle: float) -> _Field:
+def _project(plane: _Plane, angle: float) -> _Field:
     """How far along a direction a point lies, about 0 to 1."""
     x, y = plane
     return 0.5 + (x - 0.5) * np.cos(angle) + (y - 0.5) * np.sin(angle)
 
 
-def _waves(plane: _Plane, draw: _Draw, count: int, low: float, high: float, angle: float) -> _Field:
+def _waves(
+    plane: _Plane, draw: _SampleRandom, count: int, low: float, high: float, angle: float
+) -> _Field:
     """Many waves of about so many periods, of all directions or (angle > 0) of nearly one."""
     periods = low * (high / low) ** draw.uniform(count)
     turned = draw.one(0, 2 * np.pi)
@@ -118,31 +111,31 @@ def _waves(plane: _Plane, draw: _Draw, count: int, low: float, high: float, angl
     phases = draw.uniform(count, 0, 2 * np.pi)
     total = np.zeros_like(plane[0])
     for f, turn, phase in zip(periods, angles, phases, strict=True):
-        total += np.cos(2 * np.pi * f * _along(plane, turn) + phase) / f**0.5
+        total += np.cos(2 * np.pi * f * _project(plane, turn) + phase) / f**0.5
     return 0.5 + 0.35 * total / np.sqrt((1 / periods).sum())
 
 
-def _smooth(plane: _Plane, draw: _Draw) -> _Field:
+def _smooth(plane: _Plane, draw: _SampleRandom) -> _Field:
     return _waves(plane, draw, 12, 0.5, 3.0, angle=0)
 
 
-def _grating(plane: _Plane, draw: _Draw) -> _Field:
+def _grating(plane: _Plane, draw: _SampleRandom) -> _Field:
     fine = _waves(plane, draw, 3, 3.0, 11.0, angle=0.5)
     mask = _waves(plane, draw, 4, 0.5, 1.5, angle=0)
     return 0.5 + (fine - 0.5) * (2 * mask).clip(0, 2)
 
 
-def _edges(plane: _Plane, draw: _Draw) -> _Field:
+def _edges(plane: _Plane, draw: _SampleRandom) -> _Field:
     total = np.zeros_like(plane[0])
     sharp = draw.one(8, 60)
     for weight in draw.uniform(1 + draw.below(3), 0.4, 1.0):
         offset = draw.one(0.25, 0.75)
-        side = _along(plane, draw.one(0, 2 * np.pi)) - offset
+        side = _project(plane, draw.one(0, 2 * np.pi)) - offset
         total += weight * np.tanh(sharp * side)
     return 0.5 + 0.45 * np.tanh(total)
 
 
-def _shapes(plane: _Plane, draw: _Draw) -> _Field:
+def _shapes(plane: _Plane, draw: _SampleRandom) -> _Field:
     out = 0.3 * _waves(plane, draw, 3, 0.3, 1.0, angle=0)
     for level in draw.uniform(2 + draw.below(4), 0.2, 1.0):
         inside = _shape(plane, draw)
@@ -150,7 +143,7 @@ def _shapes(plane: _Plane, draw: _Draw) -> _Field:
     return out
 
 
-def _shape(plane: _Plane, draw: _Draw) -> _Field:
+def _shape(plane: _Plane, draw: _SampleRandom) -> _Field:
     """A disc, a box or a triangle, with soft edges."""
     cx, cy = draw.uniform(2, 0.2, 0.8)
     radius, angle, corners = draw.one(0.08, 0.3), draw.one(0, 2 * np.pi), draw.below(3)
@@ -163,15 +156,15 @@ def _shape(plane: _Plane, draw: _Draw) -> _Field:
     return 0.5 - 0.5 * np.tanh(60 * (distance - radius))
 
 
-def _stripes(plane: _Plane, draw: _Draw) -> _Field:
+def _stripes(plane: _Plane, draw: _SampleRandom) -> _Field:
     angle, periods, phase = draw.one(0, 2 * np.pi), draw.one(2, 8), draw.one(0, 2 * np.pi)
-    wave = np.sin(2 * np.pi * periods * _along(plane, angle) + phase)
+    wave = np.sin(2 * np.pi * periods * _project(plane, angle) + phase)
     if draw.below(2):  # a board of squares
-        wave = wave * np.sin(2 * np.pi * periods * _along(plane, angle + np.pi / 2) + phase)
+        wave = wave * np.sin(2 * np.pi * periods * _project(plane, angle + np.pi / 2) + phase)
     return 0.5 + 0.5 * np.tanh(6 * wave)
 
 
-def _clouds(plane: _Plane, draw: _Draw) -> _Field:
+def _clouds(plane: _Plane, draw: _SampleRandom) -> _Field:
     """Noise on lattices of 4 to 32 cells, interpolated; the finest looks like grain."""
     total, weights = np.zeros_like(plane[0]), draw.uniform(4, 0.2, 1.0)
     for cells, weight in zip((4, 8, 16, 32), weights, strict=True):
@@ -185,7 +178,7 @@ def _clouds(plane: _Plane, draw: _Draw) -> _Field:
     return 0.5 + 0.5 * total / weights.sum() * 1.5
 
 
-def _strokes(plane: _Plane, draw: _Draw) -> _Field:
+def _strokes(plane: _Plane, draw: _SampleRandom) -> _Field:
     """Light lines on dark that hang together, as writing does."""
     x, y = plane
     out, width = np.zeros_like(x), draw.one(0.02, 0.06)
@@ -200,13 +193,13 @@ def _strokes(plane: _Plane, draw: _Draw) -> _Field:
     return out
 
 
-def _mixed(plane: _Plane, draw: _Draw) -> _Field:
-    inside, outside = (KINDS[draw.below(7)](plane, draw) for _ in range(2))
+def _mixed(plane: _Plane, draw: _SampleRandom) -> _Field:
+    inside, outside = (IMAGE_KINDS[draw.below(7)](plane, draw) for _ in range(2))
     mask = np.maximum(_shape(plane, draw), _shape(plane, draw))
     return mask * inside + (1 - mask) * outside
 
 
-KINDS: tuple[Callable[[_Plane, _Draw], _Field], ...] = (
+IMAGE_KINDS: tuple[Callable[[_Plane, _SampleRandom], _Field], ...] = (
     _smooth,
     _grating,
     _edges,
@@ -219,82 +212,80 @@ KINDS: tuple[Callable[[_Plane, _Draw], _Field], ...] = (
 
 # -- texts --------------------------------------------------------------------------------------
 
-_THINGS = (
+_NOUNS = (
     "river bridge garden letter market engine teacher window kitchen village doctor paper forest "
     "harbour mountain child soldier painter ship story train clock island farmer table cousin king"
 )
-_QUALITIES = (
+_ADJECTIVES = (
     "old small bright heavy quiet broken green early famous narrow cold patient strange red"
 )
-_DOINGS = (
+_VERBS = (
     "crossed found carried opened painted followed forgot described repaired visited watched sold "
     "measured built left remembered"
 )
-_PLACES = "near behind beyond under beside above across inside"
-_WHEN = "yesterday later soon often again seldom suddenly finally"
+_PREPOSITIONS = "near behind beyond under beside above across inside"
+_ADVERBS = "yesterday later soon often again seldom suddenly finally"
 _NAMES = "Anna Tomas Mira Jonas Leila Peter Ruth Omar Clara Ivan"
 _VARIABLES = "count total index value items result width rows name offset limit left queue table"
-_CALLS = "append update sorted filter merge split insert reduce lookup parse"
+_FUNCTIONS = "append update sorted filter merge split insert reduce lookup parse"
 _UNITS = "kg km litres hours euros degrees pages metres"
 
 
-def _prose(draw: _Draw) -> str:
+def _prose(draw: _SampleRandom) -> str:
     return " ".join(_sentence(draw) for _ in range(6 + draw.below(4)))
 
 
-def _sentence(draw: _Draw) -> str:
+def _sentence(draw: _SampleRandom) -> str:
     def noun() -> str:
-        quality = f"{draw.of(_QUALITIES)} " if draw.below(2) else ""
-        return f"the {quality}{draw.of(_THINGS)}"
+        quality = f"{draw.word(_ADJECTIVES)} " if draw.below(2) else ""
+        return f"the {quality}{draw.word(_NOUNS)}"
 
-    who = draw.of(_NAMES) if draw.below(2) else noun()
-    out = f"{who} {draw.of(_DOINGS)} {noun()}"
+    who = draw.word(_NAMES) if draw.below(2) else noun()
+    out = f"{who} {draw.word(_VERBS)} {noun()}"
     if draw.below(2):
-        out += f" {draw.of(_PLACES)} {noun()}"
+        out += f" {draw.word(_PREPOSITIONS)} {noun()}"
     if draw.below(3) == 0:
-        out += f", and {noun()} {draw.of(_DOINGS)} {noun()} {draw.of(_WHEN)}"
+        out += f", and {noun()} {draw.word(_VERBS)} {noun()} {draw.word(_ADVERBS)}"
     return out[0].upper() + out[1:] + (". ", "! ", ". ", "? ")[draw.below(4)].strip()
 
 
-def _code(draw: _Draw) -> str:
-    name, first, second = draw.of(_CALLS), draw.of(_VARIABLES), draw.of(_VARIABLES)
+def _code(draw: _SampleRandom) -> str:
+    name, first, second = draw.word(_FUNCTIONS), draw.word(_VARIABLES), draw.word(_VARIABLES)
     lines = [f"def {name}_{first}({first}, {second}={draw.below(100)}):"]
     lines += [f'    """{_sentence(draw)}"""']
     for _ in range(5 + draw.below(5)):
         lines += [f"    {line}" for line in _statement(draw)]
-    return "\n".join([*lines, f"    return {draw.of(_VARIABLES)}", ""])
+    return "\n".join([*lines, f"    return {draw.word(_VARIABLES)}", ""])
 
 
-def _statement(draw: _Draw) -> Iterator[str]:
-    a, b, c = (draw.of(_VARIABLES) for _ in range(3))
+def _statement(draw: _SampleRandom) -> list[str]:
+    a, b, c = (draw.word(_VARIABLES) for _ in range(3))
     number = draw.below(1000)
-    kind = draw.below(4)
-    if kind == 0:
-        yield f"{a} = {b} + {number}"
-    elif kind == 1:
-        yield f"for {a} in range(len({b})):"
-        yield f"    {c}.{draw.of(_CALLS)}({b}[{a}])"
-    elif kind == 2:
-        yield f"if {a} > {number} and {b} is not None:"
-        yield f"    raise ValueError('{c} is {draw.of(_QUALITIES)}')"
-    else:
-        yield f"{a}, {b} = {draw.of(_CALLS)}({c}, key={number})"
+    kinds: tuple[Callable[[], list[str]], ...] = (
+        lambda: [f"{a} = {b} + {number}"],
+        lambda: [f"for {a} in range(len({b})):", f"    {c}.{draw.word(_FUNCTIONS)}({b}[{a}])"],
+        lambda: [
+            f"if {a} > {number} and {b} is not None:",
+            f"    raise ValueError('{c} is {draw.word(_ADJECTIVES)}')",
+        ],
+        lambda: [f"{a}, {b} = {draw.word(_FUNCTIONS)}({c}, key={number})"],
+    )
+    return kinds[draw.below(4)]()
 
 
-def _figures(draw: _Draw) -> str:
+def _number_lines(draw: _SampleRandom) -> str:
     """Sums, dates and small tables."""
-    lines = [f"{draw.of(_THINGS).capitalize()}s, {1900 + draw.below(120)}"]
-    for _ in range(7 + draw.below(6)):
-        kind, a, b = draw.below(4), draw.below(1000), 1 + draw.below(99)
-        if kind == 0:
-            lines.append(f"{a} + {b} = {a + b}; {a} x {b} = {a * b}")
-        elif kind == 1:
-            day = f"{1900 + draw.below(120)}-{1 + draw.below(12):02d}-{1 + draw.below(28):02d}"
-            lines.append(f"{day}: {a}.{b:02d} {draw.of(_UNITS)}")
-        elif kind == 2:
-            lines.append(" | ".join([draw.of(_NAMES), *(str(draw.below(500)) for _ in range(4))]))
-        else:
-            lines.append(
-                f"{draw.of(_NAMES)} paid {a} {draw.of(_UNITS)} for {b} {draw.of(_THINGS)}s"
-            )
-    return "\n".join([*lines, ""])
+    title = f"{draw.word(_NOUNS).capitalize()}s, {1900 + draw.below(120)}"
+    return "\n".join([title, *(_number_line(draw) for _ in range(7 + draw.below(6))), ""])
+
+
+def _number_line(draw: _SampleRandom) -> str:
+    kind, a, b = draw.below(4), draw.below(1000), 1 + draw.below(99)
+    if kind == 0:
+        return f"{a} + {b} = {a + b}; {a} x {b} = {a * b}"
+    if kind == 1:
+        day = f"{1900 + draw.below(120)}-{1 + draw.below(12):02d}-{1 + draw.below(28):02d}"
+        return f"{day}: {a}.{b:02d} {draw.word(_UNITS)}"
+    if kind == 2:
+        return " | ".join([draw.word(_NAMES), *(str(draw.below(500)) for _ in range(4))])
+    return f"{draw.word(_NAMES)} paid {a} {draw.word(_UNITS)} for {b} {draw.word(_NOUNS)}s"

@@ -1,193 +1,197 @@
-"""`stream`: shards, streaming data sets and other rows as data, shuffled in a seeded buffer.
+"""Streams (`stream`): shards, streaming data sets and rows as data, with a shuffle buffer.
 
-Samples are known by their keys, so that buckets, sketches and fingerprints are the same in
-whatever order they come. They are decoded when a batch is made of them: what another process, an
-earlier start or another shard takes is read, but not decoded.
+Samples are identified by their keys, so buckets, sketches and sample hashes do not depend on the
+order. They are decoded only when a batch is built: samples that belong to another process, shard or
+checkpoint are read but not decoded.
+
+The order is a function of the seed and of the stream alone. A buffer that holds all samples
+shuffles them fully; a smaller one preserves part of the order, less the larger it is.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .._seeded_random import shuffled
-from .._shown_text import shown
-from .._whole_numbers import whole_number
+from .._utils.formatting import printable
+from .._utils.hashing import BUFFER, random_bits
+from .._utils.validation import check_integer
 from ..errors import DataError, ResemblanceError, first_line
-from .batches import leaves, tree_map
-from .sample_keys import KEY, Distinct, index_of
-from .shard_files import rows_of, shard_files
-from .shuffle_buffer import shuffled_in_buffer
-from .stream_rows import Row, plain_sample, size_of
+from .batches import batch_leaves, tree_map
+from .decoding import Row, approximate_bytes, default_sample
+from .sample_hashes import KEY_FIELD, index_of_key, refuse_duplicate
+from .shard_files import find_shards, shard_rows
 
-BUFFER = 10_000  # samples that wait, where nothing says otherwise
+T = TypeVar("T")
+
+_RANDOM_CHUNK = 4096  # random numbers that are made at a time
+_MAX_BUFFER_BYTES = 2**30  # bytes that may wait
+
+
+def shuffle_buffered(
+    items: Iterable[T],
+    seed: int,
+    size: int,
+    weight: Callable[[T], int] = lambda _: 0,  # bytes
+    room: int = _MAX_BUFFER_BYTES,
+) -> Iterator[T]:
+    """The items in another order, of which `size`, and `room` bytes, wait at most.
+
+    >>> sorted(shuffle_buffered("abcdef", seed=0, size=3))
+    ['a', 'b', 'c', 'd', 'e', 'f']
+    """
+    draws = (
+        word
+        for start in itertools.count(0, _RANDOM_CHUNK)
+        for word in random_bits(seed, BUFFER, np.arange(start, start + _RANDOM_CHUNK)).tolist()
+    )
+    held: list[T] = []
+    bytes_held = 0
+
+    def pop_random() -> T:
+        nonlocal bytes_held
+        at = (next(draws) >> 32) * len(held) >> 32
+        held[at], held[-1] = held[-1], held[at]
+        bytes_held -= weight(held[-1])
+        return held.pop()
+
+    for item in items:
+        held.append(item)
+        bytes_held += weight(item)
+        while held and (len(held) >= size or bytes_held > room):
+            yield pop_random()
+    while held:
+        yield pop_random()
+
+
+DEFAULT_BUFFER = 10_000  # samples that wait, where nothing says otherwise
 
 
 @dataclass(frozen=True)
-class Lazy:
+class LazySample:
     """A sample that is not decoded yet."""
 
     index: int  # by which it is known
     where: str  # for people
     weight: int  # bytes, about
-    load: Callable[[], Any]
+    row: Any
 
 
 @dataclass(frozen=True)
 class Stream:
     """Samples in a seeded order of their own; see `stream`."""
 
-    ordered: Callable[[int], Iterator[Lazy]]  # by seed, before the buffer
-    buffer: int = BUFFER
+    rows: Callable[[int], Iterable[Any]]  # by seed, before the buffer
+    sample: Callable[[Any], Any]  # makes a sample of a row
+    buffer: int = DEFAULT_BUFFER
     skip_bad: bool = False  # what cannot be read becomes a sample that is not finite
     limit: int = 0  # samples, after the buffer; 0 for all
 
-    def samples(self, seed: int) -> Iterator[Lazy]:
-        """All samples, each once."""
-        found = shuffled_in_buffer(
-            _distinct(self.ordered(seed)), seed, self.buffer, lambda lazy: lazy.weight
-        )
-        return itertools.islice(found, self.limit or None)
+    def samples(self, seed: int) -> Iterator[LazySample]:
+        """All samples, each once: known by a key, else by a number that no shuffling changes."""
+        seen = set[int]()
 
-    def loaded(self, lazy: Lazy, like: Any = None) -> Any:
-        """A sample; of one that cannot be read, NaN in place of the numbers of one `like` it."""
+        def checked() -> Iterator[LazySample]:
+            for number, row in enumerate(self.rows(seed)):
+                key = row.get(KEY_FIELD) if isinstance(row, Mapping) else None
+                keyed = isinstance(key, str)
+                index = index_of_key(str(key)) if keyed else number
+                where = row.where if isinstance(row, Row) else str(key if keyed else number)
+                refuse_duplicate(index, where, seen)
+                weight = approximate_bytes(row.encoded if isinstance(row, Row) else row)
+                yield LazySample(index, where, weight, row)
+
+        shuffled = shuffle_buffered(checked(), seed, self.buffer, lambda lazy: lazy.weight)
+        return itertools.islice(shuffled, self.limit or None)
+
+    def load(self, lazy: LazySample) -> Any:
+        """A sample, decoded."""
         try:
-            return lazy.load()
+            return self.sample(lazy.row)
         except ResemblanceError:
-            if not self.skip_bad or not any(map(_is_real, leaves(like))):
+            raise
+        except Exception as error:  # of the caller's own function
+            raise DataError(
+                f"no sample can be made of {printable(lazy.where)} ({type(error).__name__}: "
+                f"{first_line(error)}); repair it or the function that makes samples"
+            ) from error
+
+    def load_or_skip(self, lazy: LazySample, like: Any) -> Any:
+        """A sample; of one that cannot be read, NaN in place of the numbers of one `like` it."""
+
+        def is_float(leaf: Any) -> bool:
+            return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+        try:
+            return self.load(lazy)
+        except ResemblanceError:
+            if not self.skip_bad or not any(map(is_float, batch_leaves(like))):
                 raise
-            return tree_map(_not_finite, like)
+            return tree_map(lambda x: torch.full_like(x, torch.nan) if is_float(x) else x, like)
 
 
 def stream(
-    data: Any, sample: Callable[[Mapping[str, Any]], Any] | None = None, *, buffer: int = BUFFER
+    data: Any,
+    sample: Callable[[Mapping[str, Any]], Any] | None = None,
+    *,
+    buffer: int = DEFAULT_BUFFER,
 ) -> Stream:
-    """Data that are read once, in order, as something that `record` takes.
+    """Data that are read once, in order, such as tar shards and Parquet files, for `record`.
+
+    The order is a function of record's seed. A sample is identified by its key (in a tar shard its
+    path up to the first dot, else `__key__`, else the Parquet file and row, or the running number),
+    so recordings of the same samples in different orders can be compared by buckets. A sample is
+    decoded only if it is used: those of a different shard of a pass, or that a checkpoint already
+    has, are not.
 
     Args:
-        data: tar shards as WebDataset has them, or Parquet files: a file, a folder of them, a
-            pattern (`"shards-{000..010}.tar"`, `"*.parquet"`) or a list of files. Or a streaming
-            data set of the library datasets, or any iterable of rows that are dicts.
-        sample: makes of a row what a data set gives: a tensor, (inputs, label) or a dict of the
-            model's arguments. A row of a tar shard has a field for each ending (`row["jpg"]`, a
-            PIL image; `row["cls"]`, `row["json"]`, `row["npy"]`, `row["txt"]`), others have their
-            columns; `row["__key__"]` is the key. None takes the image, resized to 224 pixels and
-            normalised as for ImageNet, or else the array, with the label if there is one; rows of
-            other iterables are taken as they are.
-        buffer: samples that wait for a random one of them to go on, less where they take 1 GiB.
-            Of files that hold one class each, `record` says which share of the order is left.
+        data: tar shards as WebDataset writes them, or Parquet files: a file, a folder, a pattern
+            (`"shards-{000..010}.tar"`, `"*.parquet"`) or a list of files. Or a streaming data set
+            of the library datasets, or any iterable of rows that are dicts.
+        sample: a function that turns a row into a sample: a tensor, (inputs, label) or a dict of
+            the model's arguments. A row of a tar shard has a field for each file extension
+            (`row["jpg"]`, a PIL image; `row["cls"]`, `row["json"]`, `row["npy"]`, `row["txt"]`), a
+            row of other data its columns; `row["__key__"]` is the key. None takes the image,
+            resized to 224 pixels and normalised as for ImageNet, or else the array, with the label
+            if there is one; rows of other iterables are taken as they are.
+        buffer: size of the shuffle buffer in samples, less where they take 1 GiB. If files hold one
+            class each, `record` reports how much of the order remains.
 
-    The order is a function of record's seed. A sample is known by its key (in a tar shard its path
-    up to the first dot, else `__key__`, else the Parquet file and row, or the running number), so
-    that recordings of the same samples in other orders can be compared by buckets. It is decoded
-    only if it is used: those of other shards of a pass, or that a checkpoint has, are not.
+    Returns:
+        A source for `record`.
 
-    >>> import torch, resemblance as rs
-    >>> rows = [{"__key__": f"{i:03}", "x": torch.randn(4)} for i in range(200)]
-    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-    >>> rs.record(net, rs.stream(rows, lambda row: row["x"]), progress=False).samples
-    200
+    Example:
+        >>> import torch, resemblance as rs
+        >>> rows = [{"__key__": f"{i:03}", "x": torch.randn(4)} for i in range(200)]
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        >>> rs.record(net, rs.stream(rows, lambda row: row["x"]), progress=False).samples
+        200
     """
-    buffer = whole_number("buffer", buffer, 1)
+    buffer = check_integer("buffer", buffer, 1)
     if not (sample is None or callable(sample)):
         raise DataError(f"sample must be a function of a row; found {sample!r}")
-    paths = _paths(data)
-    if paths is not None:
-        files = [file for path in paths for file in shard_files(path)]
-        return of_files(files, sample or plain_sample, buffer=buffer)
+    paths = data if isinstance(data, list | tuple) else [data]
+    if paths and all(isinstance(path, str | os.PathLike) for path in paths):
+        files = [file for path in paths for file in find_shards(path)]
+        return Stream(partial(shard_rows, files), sample or default_sample, buffer)
     if not isinstance(data, Iterable) or isinstance(data, Mapping | Tensor):
         raise DataError(
             "expected shards by name, a streaming data set or an iterable of rows; found "
             f"{type(data).__name__}; other data need no stream"
         )
-    return Stream(lambda _: _numbered(data, sample), buffer)
+    return Stream(lambda _: data, sample or without_metadata, buffer)
 
 
-def of_files(files: Sequence[Path], sample: Callable[[Row], Any], **options: Any) -> Stream:
-    """Shards, one after the other in a seeded order."""
-
-    def ordered(seed: int) -> Iterator[Lazy]:
-        for i in shuffled(len(files), seed):
-            yield from (_lazy(row, sample) for row in rows_of(files[i]))
-
-    return Stream(ordered, **options)
-
-
-def of_rows(
-    rows: Callable[[], Iterator[Row]], sample: Callable[[Row], Any], **options: Any
-) -> Stream:
-    """Rows in their own order before the buffer."""
-    return Stream(lambda _: (_lazy(row, sample) for row in rows()), **options)
-
-
-def _lazy(row: Row, sample: Callable[[Row], Any]) -> Lazy:
-    return Lazy(row.index, row.where, row.weight, _loading(sample, row, row.where))
-
-
-def is_streaming_table(data: Any) -> bool:
-    """Whether it is a streaming data set of the library datasets, which need not be loaded."""
-    library = sys.modules.get("datasets")
-    kind = getattr(library, "IterableDataset", None)
-    return kind is not None and isinstance(data, kind)
-
-
-def _paths(data: Any) -> list[str | os.PathLike[str]] | None:
-    if isinstance(data, str | os.PathLike):
-        return [data]
-    several = isinstance(data, list | tuple) and len(data) > 0
-    return list(data) if several and all(isinstance(x, str | os.PathLike) for x in data) else None
-
-
-def _numbered(rows: Iterable[Any], sample: Callable[[Any], Any] | None) -> Iterator[Lazy]:
-    """Rows by their key, or else by their running number, which no shuffling changes."""
-    for number, row in enumerate(rows):
-        key = row.get(KEY) if isinstance(row, Mapping) else None
-        index = index_of(key) if isinstance(key, str) else number
-        where = key if isinstance(key, str) else str(number)
-        weight = sum(map(size_of, row.values())) if isinstance(row, Mapping) else size_of(row)
-        yield Lazy(index, where, weight, _loading(sample or _as_it_is, row, where))
-
-
-def _as_it_is(row: Any) -> Any:
+def without_metadata(row: Any) -> Any:
     """A row without what is said about it, in names such as `__key__` and `__url__`."""
     if not isinstance(row, Mapping):
         return row
     return {name: value for name, value in row.items() if not str(name).startswith("__")}
-
-
-def _loading(sample: Callable[[Any], Any], row: Any, where: str) -> Callable[[], Any]:
-    def load() -> Any:
-        try:
-            return sample(row)
-        except ResemblanceError:
-            raise
-        except Exception as error:  # of the caller's own function
-            raise DataError(
-                f"no sample can be made of {shown(where)} ({type(error).__name__}: "
-                f"{first_line(error)}); repair it or the function that makes samples"
-            ) from error
-
-    return load
-
-
-def _distinct(lazies: Iterable[Lazy]) -> Iterator[Lazy]:
-    distinct = Distinct()
-    for lazy in lazies:
-        distinct.check(lazy.index, lazy.where)
-        yield lazy
-
-
-def _is_real(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
-
-
-def _not_finite(leaf: Any) -> Any:
-    return torch.full_like(leaf, torch.nan) if _is_real(leaf) else leaf

@@ -1,6 +1,6 @@
-"""Tensor arithmetic that knows nothing of networks: what is done to vectors as they stream by.
+"""Tensor operations that know nothing of networks.
 
-Kernels packed for storage, Gram matrices, the CountSketch and the fold of wide vectors, each with
-its GPU kernel where plain PyTorch is too slow. May import: errors and the private modules beside
-them. Private: names here may change without notice.
+`gram` and `packing` compute and store kernels, `count_sketch` and `fold` shrink vectors,
+`fused_sketch` does so in one read on a GPU, `tensor_hash` hashes tensors, and `devices` moves them.
+May import: `_utils`. Private.
 """

@@ -1,13 +1,20 @@
-"""CountSketch: many samples added, with random signs, into few buckets.
+"""CountSketch: many samples, or features, added with random signs into few buckets.
 
-A sketch S has one ±1 in the column of each sample, so streaming `table[h(n)] += s(n) · f_n`
-gives `S F` with `E[SᵀS] = I`. The bucket h and the sign s are a pure function of the seed and the
-sample's index: equal on every device, in every batch size, order and shard. Two networks
-are comparable through their buckets only because of that.
+A sketch S has one ±1 in the column of each sample, so streaming `table[h(n)] += s(n) · f_n` gives
+`S F` with `E[SᵀS] = I`. The bucket h and the sign s are a pure function of the seed and the
+sample's index: the same on every device, in every batch size, order and shard. Two networks can be
+compared through their buckets only because of that.
+
+The two-sided sketch Y = S X P has few rows of samples and few columns of features. S and P depend
+only on the seed, the sample's index and the feature's logical index, which for images is (channel,
+row, column). So Y_a − Y_b is the sketch of X_a − X_b for two networks of one shape that were
+recorded separately: unlike a kernel, it keeps the coordinates of a layer. S has 128 buckets. P
+folds wide vectors to 8,192 slots, as is done for buckets, and adds the slots into 256 columns.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,24 +22,35 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from .._seeded_random import BUCKET, SIGN, below, bits
-from .._whole_numbers import checked_seed, whole_number
+from .._utils.hashing import BUCKET, COLUMN, SIGN, random_bits, scale_below
+from .._utils.validation import check_integer, check_seed
 from ..errors import DataError
-from .packed_kernels import pack24
+from .devices import copy_to_device_async
+from .fold import Fold, fold_signs
+from .packing import pack24
+
+ROWS, COLUMNS = 128, 256  # of the two-sided sketch
+WIDTH = 8192  # slots that it folds wider vectors to
+_CPU_ROWS = 8  # rows that a CPU folds together, in its cache
 
 
 @dataclass(frozen=True)
 class CountSketch:
     """The map from sample indices to (bucket, sign) pairs.
 
-    `per_sample` = t > 1 is the sparse Johnson-Lindenstrauss transform: t stacked sketches of
-    buckets / t rows, each scaled by 1/√t, which lowers the variance of collisions.
-
     Reference: Clarkson and Woodruff 2013; Kane and Nelson 2014 for t > 1.
 
-    >>> h, s = CountSketch(buckets=8, seed=1).assign([0, 1, 2])
-    >>> h.shape, sorted(set(s.abs().flatten().tolist()))
-    (torch.Size([3, 1]), [1.0])
+    Args:
+        buckets: number of buckets M, a multiple of `per_sample`.
+        seed: seed of the map, which depends on it and on sample indices alone.
+        per_sample: number of buckets t of each sample. t > 1 is the sparse Johnson-Lindenstrauss
+            transform, which lowers the variance of collisions: t stacked sketches of M / t buckets,
+            each scaled by 1/√t.
+
+    Example:
+        >>> h, s = CountSketch(buckets=8, seed=1).assign([0, 1, 2])
+        >>> h.shape, sorted(set(s.abs().flatten().tolist()))
+        (torch.Size([3, 1]), [1.0])
     """
 
     buckets: int = 512
@@ -40,17 +58,24 @@ class CountSketch:
     per_sample: int = 1
 
     def __post_init__(self) -> None:
-        checked_seed(self.seed)
+        check_seed(self.seed)
         for name in ("buckets", "per_sample"):
-            whole_number(name, getattr(self, name), 1)
+            check_integer(name, getattr(self, name), 1)
         if self.buckets % self.per_sample:
             raise DataError(
-                "buckets must be a positive multiple of per_sample; "
-                f"found buckets={self.buckets}, per_sample={self.per_sample}"
+                "`buckets` must be a positive multiple of `per_sample`; "
+                f"found {self.buckets} and {self.per_sample}"
             )
 
     def assign(self, indices: ArrayLike) -> tuple[Tensor, Tensor]:
-        """Buckets (int64) and signs (float32, scaled by 1/√t), each (n, per_sample)."""
+        """Buckets and signs of some samples.
+
+        Args:
+            indices: indices of n samples.
+
+        Returns:
+            Buckets (int64) and signs (float32, scaled by 1/√t), each (n, per_sample).
+        """
         index = np.atleast_1d(np.asarray(indices))
         if index.ndim > 1:
             raise DataError(f"sample indices must be a list of them; found shape {index.shape}")
@@ -62,14 +87,21 @@ class CountSketch:
         h = np.empty((len(index), self.per_sample), np.int64)
         s = np.empty(h.shape, np.float32)
         for t in range(self.per_sample):
-            h[:, t] = t * rows + below(bits(self.seed, BUCKET + 16 * t, index), rows)
-            s[:, t] = 1.0 - 2.0 * (bits(self.seed, SIGN + 16 * t, index) >> np.uint64(63))
+            h[:, t] = t * rows + scale_below(random_bits(self.seed, BUCKET + 16 * t, index), rows)
+            s[:, t] = 1.0 - 2.0 * (random_bits(self.seed, SIGN + 16 * t, index) >> np.uint64(63))
         return torch.from_numpy(h), torch.from_numpy(s / np.float32(self.per_sample**0.5))
 
     def matrix(self, indices: ArrayLike) -> Tensor:
-        """The sketch as a dense (buckets, n) matrix: for tests and small problems."""
+        """The sketch as a dense matrix, for tests and small problems.
+
+        Args:
+            indices: indices of n samples.
+
+        Returns:
+            The matrix S (buckets, n).
+        """
         h, s = self.assign(indices)
-        return torch.zeros(self.buckets, len(h)).scatter_(0, h.T, s.T)
+        return torch.zeros(self.buckets, len(h), dtype=s.dtype).scatter_(0, h.T, s.T)
 
 
 def add_to_buckets(
@@ -97,3 +129,81 @@ def bucket_kernel(
     wide = table.double() if table.is_cuda else table  # a GPU may round float32 products
     along = (table @ mean.float()[..., None])[..., 0]
     return *pack24(wide @ wide.mT), along, mean.square().sum(-1)
+
+
+# -- the two-sided sketch -----------------------------------------------------------------------
+
+
+def row_sketch(seed: int) -> CountSketch:
+    """S: which row a sample is added to, and with which sign.
+
+    Of M buckets, a multiple of 128, each lies in one row: bucket h belongs to row h // (M / 128).
+    """
+    return CountSketch(ROWS, seed)
+
+
+def rows_from_buckets(table: Tensor) -> Tensor:  # (M, w) -> (128, w)
+    """What the rows hold, from buckets that nest in them."""
+    return table.unflatten(0, (ROWS, -1)).sum(1)
+
+
+def project_columns(
+    table: Tensor,  # (m, w) with w = min(dim, WIDTH) slots
+    dim: int,
+    seed: int,
+) -> Tensor:  # (m, COLUMNS) float64
+    """X P from vectors that are folded already, if they are wider than that."""
+    width = table.shape[1]
+    signed = COLUMNS < dim <= WIDTH  # a fold has given wider vectors their signs
+    if table.is_cuda:  # which would add in any order
+        return table.double() @ _dense_projection(width, dim > COLUMNS, signed, seed, table.device)
+    at, signs = _slot_assignment(width, dim > COLUMNS, signed, seed)
+    out = torch.zeros(len(table), COLUMNS, dtype=torch.float64)
+    for some, to in zip(table.split(_CPU_ROWS), out.split(_CPU_ROWS), strict=True):
+        to.index_add_(1, at, some.double() * signs)
+    return out
+
+
+def column_assignment(dim: int, seed: int, channels: int = 1) -> tuple[Tensor, Tensor]:
+    """P: the column that each feature is added into, and with which sign; `channels` of an image.
+
+    Up to 256 features, each has a column of its own.
+    """
+    mixed, signed = dim > COLUMNS, COLUMNS < dim <= WIDTH
+    if dim <= WIDTH:
+        return _slot_assignment(dim, mixed, signed, seed)
+    fold = Fold(dim, WIDTH, seed, channels=channels)
+    row, along = np.divmod(np.arange(dim), fold.length)
+    chunk, along = np.divmod(along, fold.run)
+    shift = np.array(fold.shifts)[chunk]
+    slot = (row + shift[:, 0]) % fold.rows * fold.run + (along + shift[:, 1]) % fold.run
+    column, sign = (
+        x[torch.from_numpy(slot)] for x in _slot_assignment(fold.width, mixed, signed, seed)
+    )
+    return column, sign * fold.packed[0]
+
+
+def _slot_assignment(width: int, mixed: bool, signed: bool, seed: int) -> tuple[Tensor, Tensor]:
+    """The column of each slot, and its sign."""
+    slots = np.arange(width)
+    column = scale_below(random_bits(seed, COLUMN, slots), COLUMNS) if mixed else slots
+    sign = torch.ones(width, dtype=torch.float64)
+    if signed:
+        sign *= fold_signs(width, seed, sign.device)
+    return torch.from_numpy(column), sign
+
+
+def clear_projection_cache() -> None:
+    """Let go of what the layers of a pass share on a GPU: up to 33 MB, kept until then."""
+    _dense_projection.cache_clear()
+
+
+@functools.lru_cache(maxsize=2)  # most layers share one
+def _dense_projection(
+    width: int, mixed: bool, signed: bool, seed: int, device: torch.device
+) -> Tensor:
+    at, signs = (
+        copy_to_device_async(x, device) for x in _slot_assignment(width, mixed, signed, seed)
+    )
+    dense = torch.zeros(width, COLUMNS, dtype=torch.float64, device=device)
+    return dense.scatter_(1, at[:, None], signs[:, None])

@@ -1,10 +1,10 @@
-"""The buckets and moments of a layer in one read of its features and gradients, on a GPU.
+"""Fused Triton kernel: a layer's buckets and moments in one read of features and gradients.
 
 In plain PyTorch, folding, bucketing, totals and inner products each read the features and the
-gradients again. This Triton kernel reads every element once: a program takes a few samples and a
-tile of slots, walks through the chunks that fold onto those slots, and adds what it gathered to
-the buckets. It computes what `Fold` and `add_to_buckets` compute, up to the order of float32 sums,
-which differs from run to run (`deterministic=True` takes the plain path).
+gradients again. This kernel reads every element once: a program takes a few samples and a tile of
+slots, loops over the chunks that fold onto those slots, and adds the result to the buckets. It
+computes what `Fold` and `add_to_buckets` compute, up to the order of float32 sums, which differs
+from run to run (`deterministic=True` selects the plain implementation).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .feature_fold import Fold
+from .fold import Fold
 
 try:
     import triton
@@ -24,10 +24,10 @@ except ImportError:  # a build of torch without it, such as the CPU's
 
 # samples, slots and warps of a program: the fastest of those tried on an H200
 _ROWS, _SLOTS, _WARPS = 4, 512, 2
-_READ_AT_ONCE = 8192  # features, where there are no buckets to fold onto
+_FEATURES_PER_READ = 8192  # features, where there are no buckets to fold onto
 
 
-def available(x: Tensor) -> bool:
+def can_fuse(x: Tensor) -> bool:
     """Whether the fused kernel can take this tensor."""
     return triton is not None and x.is_cuda
 
@@ -35,7 +35,7 @@ def available(x: Tensor) -> bool:
 if triton is not None:
 
     @triton.jit
-    def _kernel(
+    def _sketch_kernel(
         f_ptr, g_ptr,  # (n, d) features and gradients, row-major
         sign_ptr,  # (d,) int8 signs along features
         shift_ptr,  # (chunks, 2) int32
@@ -107,7 +107,7 @@ if triton is not None:
             tl.atomic_add(inner_ptr + rows, tl.sum(inner, 1), mask=real, sem="relaxed")
 
 
-def sketch(
+def sketch_batch(
     features: Tensor,  # (n, d), contiguous
     gradients: Tensor | None,  # likewise, and of the same dtype
     fold: Fold | None,  # None without buckets
@@ -116,8 +116,8 @@ def sketch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Add a batch to buckets and totals, if any; returns ‖f‖², ‖g‖² and ⟨f, g⟩ of each sample."""
     n, d = features.shape
-    norm_f, norm_g, inner = torch.zeros(3, n, device=features.device)
-    rows, length, run, last = 1, d, min(d, _READ_AT_ONCE), False
+    norm_f, norm_g, inner = torch.zeros(3, n, dtype=torch.float32, device=features.device)
+    rows, length, run, last = 1, d, min(d, _FEATURES_PER_READ), False
     if fold is not None:
         rows, length, run, last = fold.rows, fold.length, fold.run, fold.channels_last
     grid = (-(-rows * run // _SLOTS), -(-n // _ROWS))
@@ -125,7 +125,7 @@ def sketch(
     h, s = buckets if buckets is not None else (inner, inner)  # not read
     signs, shifts = fold.packed if fold is not None else (inner, inner)
     (table_f, total_f), (table_g, total_g) = (*tables, *tables, *[(inner, inner)] * 2)[:2]
-    _kernel[grid](
+    _sketch_kernel[grid](
         features, features if gradients is None else gradients, signs, shifts, h, s,
         table_f, table_g, total_f, total_g, inner, norm_f, norm_g,
         n, d, rows, length, run, -(-length // run),

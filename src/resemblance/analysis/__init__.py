@@ -1,5 +1,5 @@
-"""What else can be read from a network on data, beside its likeness to another.
+"""Analyses of one network on one data set: adaptation, classification, Task2Vec, Fisher-Rao.
 
-How much it must adapt, classification without training, and the rival measures Task2Vec and
-Fisher-Rao. May import: `recording`, `similarity`, and what those may.
+`adaptation` and `fisher_rao` read a Representation; `classifier` (with `kernel_ridge`) and
+`task2vec` run the network. May import: `recording`, `similarity`.
 """

@@ -1,25 +1,153 @@
-"""The subcommands of `resemblance`: each is a thin shell around one function of the package.
+"""The app of `resemblance` and its smaller subcommands, each a thin shell around one function.
 
-`--json FILE` (`-` for standard output) gives the numbers of a table to machines. What is slow to
-load is imported by the command that needs it (`rs` imports a name when it is first used), so that
-`--help` does not wait for torch.
+demo, layers, record, merge, compare, adaptation, report and info are here; `check`, `recommend`,
+`serve`, `sweep` and `zoo` have modules of their own. `--json FILE` (`-` for standard output) writes
+the numbers of a table for machines. Slow imports are deferred to the command that needs them (`rs`
+imports a name when it is first used), so that `--help` does not wait for torch.
+
+Also here, for `record`: passes shared among torchrun's processes, or split with `--shard I/N`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import datetime
+import inspect
+import os
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Optional, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, cast
 
 import typer
 from typer import Argument, Option
 
 import resemblance as rs
 
-from ..similarity.combinations import ESTIMATORS, INDICES, KERNELS
-from . import sharing, tables
-from .output_files import check_outputs
+from .._utils.formatting import count_noun
+from ..errors import DataError
+from ..recording.config import MAX_FULL_GRAM_SAMPLES, RecordConfig
+from ..similarity.compare_config import ESTIMATORS, KERNELS, check_names
+from ..similarity.indices.registry import index_names
+from . import output
+from .load_or_record import NetworkArgument, RecordingNeeds, load_or_record
+from .options import (
+    DATA,
+    DEFAULT_RECORDING,
+    FILE_OR_MODEL,
+    HELP,
+    MODEL,
+    BatchSize,
+    DataName,
+    Device,
+    Dtype,
+    FeaturesOnly,
+    Files,
+    FlipsFile,
+    Json,
+    Kernel,
+    Layers,
+    Length,
+    Limit,
+    Logits,
+    ModelName,
+    Pool,
+    Pretrained,
+    Raw,
+    RecordingOptions,
+    Size,
+    Tokenizer,
+    Weights,
+    one_of_help,
+    record_options,
+    with_recording_options,
+)
+from .output import check_outputs
+
+if TYPE_CHECKING:
+    from ..representation.representation import Representation
+
+
+_GROUP_TIMEOUT = datetime.timedelta(
+    days=7
+)  # that one may be ahead of another; torchrun ends the dead
+
+
+def launched_by_torchrun() -> bool:
+    """Whether torchrun, or what sets the same variables, started this process as one of several."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def parse_shard(text: str) -> tuple[int, int] | Literal["ranks"] | None:
+    """What `--shard` says, or that torchrun's processes share the data; None for all of them.
+
+    >>> parse_shard("2/8")
+    (2, 8)
+    """
+    if not text:
+        return "ranks" if launched_by_torchrun() else None
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    i, n = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not i < n:
+        raise DataError(f"--shard takes I/N with I from 0 to N - 1, as 0/8; found {text!r}")
+    if launched_by_torchrun():
+        raise DataError(
+            "torchrun's processes share all of the data; leave --shard out, or start one process"
+        )
+    return i, n
+
+
+def refuse_small_shards(rep: Representation, blocks: int) -> None:
+    """An error if a shard is of so few samples that their kernels are kept whole, in one pass."""
+    total, kept = rep.data.total, blocks * rep.settings.block
+    sharded = rep.data.shards[0][1] > 1 and rep.settings.unit == "sample"
+    if sharded and total is not None and total <= min(MAX_FULL_GRAM_SAMPLES, kept):
+        raise DataError(
+            f"{total:,} samples are too few to be recorded in shards: up to "
+            f"{MAX_FULL_GRAM_SAMPLES:,} their kernels are kept whole, which takes one "
+            "pass; leave --shard out"
+        )
+
+
+@contextlib.contextmanager
+def process_group(device: str) -> Iterator[tuple[int, str]]:
+    """This process's rank and device, with a group of all of them in the block."""
+    import torch
+    import torch.distributed as dist
+
+    if not launched_by_torchrun():
+        yield 0, device
+        return
+    cuda = device.startswith("cuda") if device else torch.cuda.is_available()
+    own = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if cuda and ":" not in device else device
+    if cuda:
+        torch.cuda.set_device(own)
+    try:
+        _init_process_group("nccl" if cuda else "gloo")
+    except (RuntimeError, ValueError) as error:
+        raise DataError(
+            "the variables RANK and WORLD_SIZE say that this is one of several processes, but they "
+            f"do not find each other ({error}); start them with torchrun, or unset the variables"
+        ) from error
+    try:
+        yield dist.get_rank(), own or "cpu"
+    finally:
+        dist.destroy_process_group()
+
+
+def _init_process_group(backend: str) -> None:
+    """The group of all processes, under a name for each start of torchrun's."""
+    import torch._dynamo  # noqa: F401 - if it came after the group, the group's threads would outlive its end
+    from torch.distributed.distributed_c10d import PrefixStore, init_process_group
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, count = next(rendezvous("env://"))
+    # where torchrun restarts them, its store still has the addresses of the dead
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    own = PrefixStore(f"start {start}", store)
+    init_process_group(backend, store=own, rank=rank, world_size=count, timeout=_GROUP_TIMEOUT)
+
 
 app = typer.Typer(
     name="resemblance",
@@ -29,37 +157,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def _one_of(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}."
-
-
-Json = Annotated[
-    Optional[str],  # noqa: UP045 - typer reads it at run time on Python 3.10
-    Option("--json", metavar="FILE", help="Write the numbers as JSON; - for standard output."),
-]
-ModelName = Annotated[
-    str,
-    Option("--model", help="torchvision:NAME, timm:NAME, hf:NAME-OR-FOLDER or FILE.py:FUNCTION."),
-]
-DataName = Annotated[
-    str,
-    Option(
-        "--data",
-        help="digits, a folder of images, an .npz, a .txt, .jsonl or .parquet of text, tar shards, "
-        "a folder of .parquet, hf:NAME-OR-FOLDER, hf-stream:NAME, probe:images, probe:noise, "
-        "probe:text or FILE.py:FUNCTION.",
-    ),
-]
-Weights = Annotated[
-    Optional[str],  # noqa: UP045
-    Option("--weights", help="A .safetensors file or a state dict for the model."),
-]
-Size = Annotated[int, Option("--size", min=1, help="Side of the square that images are cut to.")]
-Raw = Annotated[bool, Option("--raw", help="Pixels in [0, 1], not normalised as ImageNet's.")]
-Files = Annotated[list[Path], Argument(help="Files written by `resemblance record`.")]
-Kernel = Annotated[str, Option(help=_one_of(KERNELS))]
 
 
 @app.callback(invoke_without_command=True)
@@ -81,11 +178,11 @@ def demo(
 ) -> None:
     """Train small networks on handwritten digits, compare them, and write a report."""
     if zoo:
-        from ..demo.zoo_story import run
+        from ..demo.zoo_demo import run
     else:
-        from ..demo.story import run
+        from ..demo.digits_demo import run
 
-    run(out, say=tables.say)
+    run(out, say=output.print_line)
 
 
 @app.command()
@@ -95,155 +192,186 @@ def layers(
     weights: Weights = None,
     size: Size = 224,
     raw: Raw = False,
+    tokenizer: Tokenizer = None,
     only: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        Optional[list[str]],
         Option("--filter", help="Only what --layer would take; repeat for more. Default: all."),
     ] = None,
     json_file: Json = None,
 ) -> None:
     """List what can be recorded: the modules that run, their shapes, and what `auto` picks."""
-    from .._data.named_data import load_data
-    from .._model.automatic_layers import INPUT, automatic
-    from .._model.layer_choice import select
-    from .._model.model_pass import opened
-    from .._model.named_models import load_model
+    from .._data.text import TextOptions
+    from .._models.auto_layers import INPUT_SUFFIX, choose_auto_layers
+    from .._models.layer_patterns import select_layers
+    from .._models.loading import load_model
+    from .._models.run import open_pass
+    from ..recording.record import NamedRecording, load_recording_data
 
     check_outputs(json_file, read=[model, data, weights])
-    net = load_model(model, weights=weights)
+    net = load_model(model, weights=weights, trained=False)
     few = 0 if ".py:" in data else 2  # what a trial needs; a function may give what has no length
-    samples = load_data(data, size=size, raw=raw, model=model, limit=few, buffer=1)
-    with opened(net, samples) as run:
-        calls, choice = run.calls, automatic(run.calls)
-        taps = select(run.model, only, calls) if only else None
+    text = TextOptions(tokenizer=tokenizer)
+    wanted = NamedRecording(model, data, size=size, raw=raw, limit=few, text=text, buffer=1)
+    samples = load_recording_data(wanted)
+    with open_pass(net, samples) as run:
+        calls, choice = run.calls, choose_auto_layers(run.calls)
+        taps = select_layers(run.model, only, calls) if only else None
     chosen = choice.names()
-    asked = None if taps is None else {tap.name.removesuffix(INPUT) for tap in taps}
+    asked = None if taps is None else {tap.name.removesuffix(INPUT_SUFFIX) for tap in taps}
     rows: list[dict[str, Any]] = [
         {
             "layer": call.name,
             "kind": call.kind,
             "shape": None if call.output is None else list(call.output.of_a_sample),
-            "auto": [c for c in chosen if c.removesuffix(INPUT) == call.name],
+            "auto": [c for c in chosen if c.removesuffix(INPUT_SUFFIX) == call.name],
         }
         for call in calls
         if asked is None or call.name in asked
     ]
-    if not tables.wrote_json(json_file, rows):
-        tables.show_layers(rows, chosen, len(calls))
+    if not output.write_json(json_file, rows):
+        output.show_layers(rows, chosen, len(calls))
         if choice.left_out:
-            tables.tell(f"without an axis of samples, so left out: {', '.join(choice.left_out)}")
+            output.print_wrapped(
+                f"without an axis of samples, so left out: {', '.join(choice.left_out)}"
+            )
 
 
 @app.command()
 def record(
-    model: ModelName,
-    data: DataName,
     out: Annotated[Path, Option("--out", "-o", help="File to write (.rsm).")],
+    model: Annotated[Optional[str], MODEL] = None,
+    data: Annotated[Optional[str], DATA] = None,
+    arrays: Annotated[
+        Optional[Path],
+        Option(
+            metavar="FILE",
+            help="An .npz or .safetensors of outputs that another engine computed, instead of "
+            "--model and --data; needs --data-id.",
+        ),
+    ] = None,
     weights: Weights = None,
-    pretrained: Annotated[
-        bool, Option("--pretrained", help="The library's own weights (downloads them).")
-    ] = False,
-    layer: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        Option("--layer", help="Name, pattern or !pattern; repeat for more. Default: auto."),
-    ] = None,
-    pool: Annotated[str, Option(help="flatten, mean, first or last.")] = "flatten",
-    target: Annotated[str, Option(help="tempered or labels.")] = "tempered",
-    beta: Annotated[float, Option(help="Temperature of the tempered prediction.")] = 0.5,
-    features_only: Annotated[bool, Option("--features-only", help="No gradients.")] = False,
-    seed: Annotated[int, Option(help="Of order and sketch; compare equal seeds.")] = 0,
-    buckets: Annotated[int, Option(help="Buckets of the sketch; 0 for none.")] = 512,
+    pretrained: Pretrained = False,
+    layer: Layers = None,
+    pool: Pool = None,
+    target: Annotated[str, Option(help=HELP["target"])] = "tempered",
+    beta: Annotated[float, Option(help=HELP["beta"])] = 0.5,
+    features_only: FeaturesOnly = False,
+    seed: Annotated[int, Option(help=HELP["seed"])] = 0,
+    buckets: Annotated[int, Option(help=HELP["buckets"])] = 512,
     block: Annotated[
-        Optional[int],  # noqa: UP045
-        Option(help="Samples in a block; default: 128, or fewer of small data."),
+        Optional[int],
+        Option(help=HELP["block"]),
     ] = None,
-    blocks: Annotated[int, Option(help="Blocks kept; 0 for none.")] = 64,
-    outputs: Annotated[
-        bool, Option("--outputs/--no-outputs", help="Keep what the network predicts as well.")
-    ] = True,
+    blocks: Annotated[int, Option(help=HELP["blocks"])] = 64,
+    outputs: Annotated[bool, Option("--outputs/--no-outputs", help=HELP["outputs"])] = True,
     outputs_of: Annotated[
-        Optional[Path],  # noqa: UP045
-        Option("--outputs-of", help="A base's file: keep what this one gives its likely classes."),
+        Optional[Path],
+        Option("--outputs-of", help=HELP["outputs_of"]),
     ] = None,
-    limit: Annotated[int, Option(min=0, help="Use only the first so many samples.")] = 0,
+    limit: Limit = 0,
     buffer: Annotated[
         int, Option(min=1, help="Samples of a stream that wait to be shuffled.")
     ] = 10_000,
-    batch_size: Annotated[
-        Optional[int],  # noqa: UP045
-        Option("--batch-size", help="Samples in a forward pass; default: 128, on a GPU what fits."),
-    ] = None,
-    unit: Annotated[
-        str, Option(help="auto, sample or token: whole sequences, or tokens of them.")
-    ] = "auto",
-    tokens: Annotated[int, Option(help="Drawn of each sequence, where they are the unit.")] = 16,
-    length: Annotated[
-        Optional[int],  # noqa: UP045
-        Option(min=1, help="Tokens in a sequence of text; default: 512, or what the model takes."),
-    ] = None,
+    batch_size: BatchSize = None,
+    unit: Annotated[str, Option(help=HELP["unit"])] = "auto",
+    tokens: Annotated[int, Option(help=HELP["tokens"])] = 16,
+    length: Length = None,
     packing: Annotated[
-        Optional[str],  # noqa: UP045
+        Optional[str],
         Option(help="packed or each: texts joined and cut, or one a sequence; default: what fits."),
     ] = None,
     text_field: Annotated[
-        Optional[str],  # noqa: UP045
+        Optional[str],
         Option("--text-field", help="Field of a row that holds its text; default: text."),
     ] = None,
     size: Size = 224,
     raw: Raw = False,
-    on_bad: Annotated[str, Option(help="raise or skip: NaN, Inf and unreadable images.")] = "raise",
-    device: Annotated[str, Option(help="cpu, cuda, ...; default: cuda if there.")] = "",
-    name: Annotated[str, Option(help="Of the network, in tables and figures.")] = "",
-    data_id: Annotated[
-        str, Option(help="Name of the samples, where preprocessing differs by model.")
-    ] = "",
-    shard: Annotated[
-        str, Option(metavar="I/N", help="Only the I-th of N shares of the data, for `merge`.")
-    ] = "",
+    on_bad: Annotated[str, Option(help=HELP["on_bad"])] = "raise",
+    device: Device = "",
+    name: Annotated[str, Option(help=HELP["name"])] = "",
+    data_id: Annotated[str, Option(help=HELP["data_id"])] = "",
+    shard: Annotated[str, Option(metavar="I/N", help=HELP["shard"])] = "",
     checkpoint: Annotated[
-        Optional[Path],  # noqa: UP045
-        Option(help="File to save progress in; a pass that finds it goes on from there."),
+        Optional[Path],
+        Option(help=HELP["checkpoint"]),
     ] = None,
     every: Annotated[float, Option(min=0, help="Seconds between checkpoints.")] = 60.0,
-    compiled: Annotated[
-        bool, Option("--compile", help="Run as one compiled graph, which takes a while to make.")
-    ] = False,
+    compiled: Annotated[bool, Option("--compile", help=HELP["compile"])] = False,
+    tokenizer: Tokenizer = None,
+    logits: Logits = "auto",
+    dtype: Dtype = None,
     json_file: Json = None,
 ) -> None:
     """Record a network on a data set: one pass, no labels, one file."""
-    from .._data.tokenized_text import TextOptions, sequences_in
-    from ..recording import checkpoint_files
-    from ..recording.by_name import Wanted, opened_data, record_named
+    options = dict(locals())
+    given = record_options(options)
+    from .._data.text import TextOptions, tokenized_text_of
+    from ..recording import checkpoints
+    from ..recording.record import NamedRecording, load_recording_data, record_named
 
-    check_outputs(out, json_file, checkpoint, read=[model, data, weights, outputs_of])
-    text = TextOptions(length, cast(Any, packing), text_field)
-    wanted = Wanted(
+    check_outputs(out, json_file, checkpoint, read=[model, data, weights, outputs_of, arrays])
+    if arrays is not None:
+        _refuse_beside_arrays(options)
+        _report_recording(_recorded_arrays(arrays, given, name or out.stem), out, json_file)
+        return
+    if model is None or data is None:
+        raise DataError("expected --model and --data, or --arrays")
+    text = TextOptions(length, cast(Any, packing), text_field, tokenizer)
+    wanted = NamedRecording(
         model, data, weights, pretrained, size, raw, on_bad == "skip", limit, text, buffer=buffer
     )
-    options: dict[str, Any] = {"pool": pool, "target": target, "beta": beta, "on_bad": on_bad}
-    options |= {"seed": seed, "buckets": buckets, "blocks": blocks}
-    options |= {"block": "auto" if block is None else block, "unit": unit, "tokens": tokens}
-    options |= {"batch_size": "auto" if batch_size is None else batch_size}
-    options |= {"layers": layer or "auto", "gradients": not features_only}
-    options |= {"outputs": outputs, "outputs_of": outputs_of}
-    options |= {"name": name or out.stem, "data_id": data_id or None, "compile": compiled}
-    options |= {"shard": sharing.shard(shard), "checkpoint": sharing.checkpoint(checkpoint, every)}
-    with sharing.together(device) as (rank, own):
+    config = RecordConfig(
+        **given | {"name": name or out.stem},
+        shard=parse_shard(shard),
+        checkpoint=checkpoint and (checkpoint, every),
+    )
+    with process_group(device) as (rank, own):
         wanted = replace(wanted, device=own)
-        samples = opened_data(wanted)
-        sequences = sequences_in(samples)
+        samples = load_recording_data(wanted)
+        sequences = tokenized_text_of(samples)
         if sequences is not None and not rank:
-            tables.say(sequences.summary, err=True)
-        rep = record_named(wanted, samples, **options, progress=False if rank else None)
-        sharing.refuse_few(rep, blocks)
+            output.print_line(sequences.summary, err=True)
+        config = replace(config, progress=False if rank else None)
+        rep = record_named(wanted, samples, config)
+        refuse_small_shards(rep, blocks)
         if rank:
             return
-        rep.save(out)
+        _report_recording(rep, out, json_file)
         if checkpoint is not None:
-            checkpoint_files.remove(checkpoint)
-    if not tables.wrote_json(json_file, tables.about(rep, out)):
+            checkpoints.remove_checkpoints(checkpoint)
+
+
+_ARRAY_OPTIONS = ("logits", "seed", "buckets", "block", "blocks", "on_bad", "data_id")
+_FILE_OPTIONS = ("arrays", "out", "name", "json_file")
+
+
+def _refuse_beside_arrays(options: dict[str, Any]) -> None:
+    """Refuse options about a pass, which there is none of where arrays are read."""
+    defaults = inspect.signature(record).parameters
+    for option, value in options.items():
+        if option not in (*_ARRAY_OPTIONS, *_FILE_OPTIONS) and value != defaults[option].default:
+            raise DataError(
+                f"--{option.replace('_', '-')} is for a network that is run, and --arrays reads "
+                "what one returned; leave it out"
+            )
+
+
+def _recorded_arrays(arrays: Path, given: dict[str, Any], name: str) -> Representation:
+    from ..recording.record_arrays import arrays_in_file
+
+    how = {key: value for key, value in given.items() if key in _ARRAY_OPTIONS}
+    if "data_id" not in how:
+        raise DataError("--arrays needs --data-id, the name of the samples by which files pair")
+    return rs.record_arrays(**arrays_in_file(arrays), **how, name=name)
+
+
+def _report_recording(rep: Representation, out: Path, json_file: str | None) -> None:
+    """Save a recording and say so."""
+    rep.save(out)
+    if not output.write_json(json_file, output.file_facts(rep, out)):
         skipped = f" ({rep.data.skipped} skipped)" if rep.data.skipped else ""
-        part = "" if rep.complete else f", {tables.shards(rep)}"
-        tables.say(
+        part = "" if rep.complete else f", {output.describe_shards(rep)}"
+        output.print_line(
             f"{out}: {rep.name}, {len(rep)} layers, {rep.samples:,} {rep.settings.unit}s{skipped}"
             f"{part}, {out.stat().st_size / 1e6:.1f} MB"
         )
@@ -259,54 +387,79 @@ def merge(
     check_outputs(out, json_file, read=files)
     rep = rs.merge(rs.load(file) for file in files)
     rep.save(out)
-    if not tables.wrote_json(json_file, tables.about(rep, out)):
-        part = "" if rep.complete else f"; {tables.shards(rep)}"
-        tables.say(f"{out}: {rep.name}, {rep.samples:,} {rep.settings.unit}s{part}")
+    if not output.write_json(json_file, output.file_facts(rep, out)):
+        part = "" if rep.complete else f"; {output.describe_shards(rep)}"
+        output.print_line(f"{out}: {rep.name}, {rep.samples:,} {rep.settings.unit}s{part}")
 
 
 @app.command()
+@with_recording_options
 def compare(
-    a: Annotated[Path, Argument(help="Rows.")],
-    b: Annotated[Path, Argument(help="Columns.")],
+    a: Annotated[str, Argument(help=f"Rows. {FILE_OR_MODEL}")],
+    b: Annotated[str, Argument(help="Columns. Likewise.")],
     kernel: Annotated[
-        Optional[str],  # noqa: UP045
-        Option(help=f"{_one_of(KERNELS)} Default: features and gradients."),
+        Optional[str],
+        Option(help=f"{one_of_help(KERNELS)} Default: features and gradients."),
     ] = None,
-    index: Annotated[str, Option(help=_one_of(INDICES))] = "cka",
+    index: Annotated[str, Option(help=one_of_help(index_names()))] = "cka",
     centre: Annotated[
-        Optional[bool],  # noqa: UP045
+        Optional[bool],
         Option("--centre/--no-centre", help="Take the mean off; default: for features."),
     ] = None,
-    estimator: Annotated[str, Option(help=_one_of(("auto", *ESTIMATORS)))] = "auto",
+    estimator: Annotated[str, Option(help=one_of_help(("auto", *ESTIMATORS)))] = "auto",
+    unpaired: Annotated[
+        bool,
+        Option("--unpaired", help="Allow different samples, paired by position: this says little."),
+    ] = False,
     pairs: Annotated[bool, Option("--map", help="Show all pairs of layers as well.")] = False,
+    a_weights: Annotated[
+        Optional[str],
+        Option(help="Weights for A, if a model."),
+    ] = None,
+    b_weights: Annotated[
+        Optional[str],
+        Option(help="Weights for B, if a model."),
+    ] = None,
+    b_dtype: Annotated[
+        Optional[str],
+        Option(help="Precision of B alone, such as bfloat16, if a model."),
+    ] = None,
+    models: RecordingOptions = DEFAULT_RECORDING,
+    flips: FlipsFile = None,
     json_file: Json = None,
     png: Annotated[
-        Optional[Path],  # noqa: UP045
+        Optional[Path],
         Option(help="Draw the map and the curve over layers."),
     ] = None,
 ) -> None:
-    """Compare two recorded networks, layer by layer."""
-    from ..views import figures, two_kernels_drawn
-    from . import two_kernels
-    from .compared_layers import show_compared
+    """Compare two networks, layer by layer."""
+    from ..views import plots
+    from .compare_table import show_comparison
 
     if png is not None:
-        png = figures.picture(png)
-    check_outputs(json_file, png, read=[a, b])
-    one, two = rs.load(a), rs.load(b)
+        png = plots.picture_path(png)
+    check_outputs(json_file, png, flips, read=[a, b, a_weights, b_weights, models.data])
+    check_names(kernel or "features", index, "blocks" if estimator == "auto" else estimator)
+    needs = RecordingNeeds(
+        (cast(Any, kernel or "features"),),
+        gradients=kernel is None,
+        buckets=True,
+        same_layers=False,
+    )
+    networks = NetworkArgument("a", a, a_weights), NetworkArgument("b", b, b_weights, b_dtype)
+    one, two = load_or_record(*networks, models, needs)
     how: dict[str, Any] = {"index": index, "estimator": estimator, "centre": centre}
-    if kernel is None:
-        result = two_kernels.both(one, two, **how)
-        content, found = result.to_dict(), result.found
-    else:
-        single = rs.compare(one, two, kernel=cast(Any, kernel), **how)
-        result = two_kernels.Compared((single,))
-        content, found = single.to_dict(), (single,)
+    how["unpaired"] = unpaired
+    found = rs.compare(one, two, kernel=cast(Any, kernel), **how)
     if png is not None:
-        drawn = found[0].plot() if len(found) == 1 else two_kernels_drawn.drawn(found)
-        figures.save(drawn, png)
-    if not tables.wrote_json(json_file, content):
-        show_compared(result, summary=kernel is not None, pairs=pairs)
+        plots.save_figure(found.plot(), png)
+    changed = None if flips is None else rs.flips(one, two)
+    if flips is not None and changed is not None:
+        changed.save_csv(flips)
+    if not output.write_json(json_file, found.to_dict()):
+        show_comparison(found, pairs=pairs)
+        if changed is not None:
+            output.print_wrapped(*changed.summary().split("\n"))
 
 
 @app.command()
@@ -314,21 +467,21 @@ def adaptation(
     files: Files,
     kernel: Kernel = "product",
     json_file: Json = None,
-    png: Annotated[Optional[Path], Option(help="Draw the curves over layers.")] = None,  # noqa: UP045
+    png: Annotated[Optional[Path], Option(help="Draw the curves over layers.")] = None,
 ) -> None:
     """How much must a network change for the data it was recorded on?"""
-    from ..views import figures
+    from ..views import plots
 
     if png is not None:
-        png = figures.picture(png)
+        png = plots.picture_path(png)
     check_outputs(json_file, png, read=files)
     results = [rs.adaptation(rs.load(file), kernel=cast(Any, kernel)) for file in files]
     if png is not None:
-        figures.save(results[0].plot(*results[1:]), png)
+        plots.save_figure(results[0].plot(*results[1:]), png)
     contents = [result.to_dict() for result in results]
-    if not tables.wrote_json(json_file, contents):
+    if not output.write_json(json_file, contents):
         for i, content in enumerate(contents):
-            tables.show_adaptation(content, after=i > 0)
+            output.show_adaptation(content, after=i > 0)
 
 
 @app.command()
@@ -343,15 +496,15 @@ def report(
     """Write one self-contained page that compares any number of recorded networks."""
     check_outputs(out, read=files)
     rs.report([rs.load(file) for file in files], out, title=title or None, in_order=in_order)
-    many = "1 network" if len(files) == 1 else f"{len(files)} networks"
-    tables.say(f"{out}: {many}, {out.stat().st_size / 1e6:.2f} MB")
+    many = count_noun(len(files), "network", "networks")
+    output.print_line(f"{out}: {many}, {out.stat().st_size / 1e6:.2f} MB")
 
 
 @app.command()
 def info(files: Files, json_file: Json = None) -> None:
     """Say what recorded files hold and where it came from."""
     check_outputs(json_file, read=files)
-    found = [tables.about(rs.load(file), file) for file in files]
-    if not tables.wrote_json(json_file, found):
+    found = [output.file_facts(rs.load(file), file) for file in files]
+    if not output.write_json(json_file, found):
         for i, about in enumerate(found):
-            tables.show_file(about, after=i > 0)
+            output.show_file(about, after=i > 0)

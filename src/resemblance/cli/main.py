@@ -1,8 +1,8 @@
-"""The entry point of `resemblance`: mistakes as one line and an exit status, warnings as one line.
+"""The entry point of `resemblance`: runs a command; one line per error or warning.
 
-Tables go to standard output, progress, warnings and errors to standard error. A mistake is one line
-and exit status 2; `--debug` shows its traceback as well. What nobody expected is a fault of the
-program: its traceback, one line, and exit status 70.
+Tables go to standard output; progress, warnings and errors go to standard error. A user error is
+one line and exit status 2; `--debug` shows its traceback as well. Unexpected exceptions are
+internal errors: a traceback, one line, and exit status 70.
 """
 
 from __future__ import annotations
@@ -21,15 +21,9 @@ from typing import Any
 import typer
 
 from ..errors import ResemblanceError, ResemblanceWarning
-from . import (  # noqa: F401 - each adds its command
-    check_command,
-    recommend_command,
-    serve_command,
-    sweep_command,
-    zoo_command,
-)
-from .commands import app
-from .tables import say
+from . import check, recommend, sweep, zoo  # noqa: F401 - each adds its command
+from .commands import app as app
+from .output import discard_stdout, print_line
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -38,25 +32,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     2 for a mistake, 70 for a fault of the program, 130 when interrupted, 143 when terminated.
     """
+    _replace_closed_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    warnings.showwarning = _quiet(warnings.showwarning)
+    warnings.showwarning = _one_line_warnings(warnings.showwarning)
     try:
         with _orderly_termination():
             status = app(words, standalone_mode=False)
     except typer.Exit as done:
         status = done.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        say("interrupted", err=True)
+        print_line("interrupted", err=True)
         status = 130
-    except BrokenPipeError:  # the reader, such as head, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        discard_stdout()
         status = 0
     except Exception as error:
-        status = _told(error, debug="--debug" in words)
+        status = _report_error(error, debug="--debug" in words)
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _told(error: Exception, *, debug: bool) -> int:
+def _replace_closed_streams() -> None:
+    """Open the null device for each standard stream that the caller closed, as with `>&-`.
+
+    The exit status is then what it would be with the stream open, and no file that is opened later
+    takes the stream's descriptor.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _report_error(error: Exception, *, debug: bool) -> int:
     """Say what went wrong, in a line and if need be its traceback: the exit status."""
     usage = getattr(error, "format_message", None)  # an error of the command line's own
     mistake = usage is not None or isinstance(error, ResemblanceError | OSError)
@@ -64,10 +70,12 @@ def _told(error: Exception, *, debug: bool) -> int:
         traceback.print_exception(error)
     if not mistake:
         kind = type(error).__name__
-        say(f"error: a fault of resemblance itself ({kind}); please report the above", err=True)
+        print_line(
+            f"error: a fault of resemblance itself ({kind}); please report the above", err=True
+        )
         return 70
     text = " ".join(usage().split()) if usage else str(error)
-    say(f"error: {text}", err=True)
+    print_line(f"error: {text}", err=True)
     return 2
 
 
@@ -95,12 +103,12 @@ def _orderly_termination() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _quiet(show: Callable[..., None]) -> Callable[..., None]:
+def _one_line_warnings(show: Callable[..., None]) -> Callable[..., None]:
     """This package's warnings as one line on standard error; others as Python shows them."""
 
     def showwarning(message: Any, category: Any, *rest: Any, **more: Any) -> None:
         if issubclass(category, ResemblanceWarning):
-            say(f"warning: {message}", err=True)
+            print_line(f"warning: {message}", err=True)
         else:
             show(message, category, *rest, **more)
 

@@ -1,10 +1,8 @@
-"""The networks of the demo: small ones trained on handwritten digits, and changed copies of one.
+"""The networks of the demo: small ones trained on handwritten digits, and modified copies of one.
 
-`networks` makes them: twins from other seeds, one that learns odd against even on the same images,
-one left untrained, and copies of a twin that were fine-tuned, quantised or pruned.
+`demo_networks` trains them: networks from different seeds, one that learns odd against even on the
+same images, one left untrained, and copies that were fine-tuned, quantised or pruned.
 """
-# mypy: disable-error-code="no-any-return"
-# (DigitNet is written into the demo's folder as it stands, without words for type checkers)
 
 from __future__ import annotations
 
@@ -16,11 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from .._data.named_data import digits
+from .._data.load_data import load_digits_data
+
+# mypy: disable-error-code="no-any-return"
+# (DigitNet is written into the demo's folder as it stands, without words for type checkers)
+
 
 EPOCHS = 20
-TRAINED_ON = 900  # of 1,797 images; everything is measured on the rest, which no network has seen
-COUNT = 9  # networks that `networks` yields
+TRAIN_COUNT = 900  # of 1,797 images; everything is measured on the rest, which no network has seen
+NETWORK_COUNT = 9  # networks that `networks` yields
 
 
 class DigitNet(nn.Module):
@@ -50,37 +52,42 @@ class Network:
     accuracy: float
 
 
-def networks(advance: Callable[[int], None]) -> Iterator[Network]:
+def demo_networks(advance: Callable[[int], None]) -> Iterator[Network]:
     """The networks of the demo, one after the other; `advance` is called with 1 after each."""
-    images, labels = digits()
+    images, labels = load_digits_data()
     odd = labels % 2
-    x, y = images[:TRAINED_ON], labels[:TRAINED_ON]
+    x, y = images[:TRAIN_COUNT], labels[:TRAIN_COUNT]
 
     def made(name: str, story: str, model: DigitNet, truth: Tensor = labels) -> Network:
-        with torch.no_grad():
-            right = (model(images[TRAINED_ON:]).argmax(1) == truth[TRAINED_ON:]).float().mean()
         advance(1)
-        return Network(name, story, model, float(right))
+        right = accuracy(model, images[TRAIN_COUNT:], truth[TRAIN_COUNT:])
+        return Network(name, story, model, right)
 
-    twin = train(x, y, seed=1)
+    twin = train_digit_net(x, y, seed=1)
     yield made("twin-1", "trained on the ten digits", twin)
     for seed in (2, 3):
-        yield made(f"twin-{seed}", "the same from another seed", train(x, y, seed=seed))
-    parity = train(x, odd[:TRAINED_ON], classes=2, seed=4)
+        yield made(f"twin-{seed}", "the same from another seed", train_digit_net(x, y, seed=seed))
+    parity = train_digit_net(x, odd[:TRAIN_COUNT], classes=2, seed=4)
     yield made("odd-even", "trained to tell odd digits from even ones", parity, odd)
     with torch.random.fork_rng():
         torch.manual_seed(5)
         random = DigitNet(10)
     yield made("untrained", "random weights", random)
-    tuned = train(x, y, seed=6, start=twin)
+    tuned = train_digit_net(x, y, seed=6, start=twin)
     yield made("twin-1-tuned", "twin-1 trained a little longer", tuned)
     for bits in (8, 4):
         story = f"twin-1 with weights rounded to {bits} bits"
-        yield made(f"twin-1-int{bits}", story, quantised(twin, bits))
-    yield made("twin-1-pruned", "twin-1 with half of its weights removed", pruned(twin, 0.5))
+        yield made(f"twin-1-int{bits}", story, quantised_copy(twin, bits))
+    yield made("twin-1-pruned", "twin-1 with half of its weights removed", pruned_copy(twin, 0.5))
 
 
-def train(
+def accuracy(model: DigitNet, images: Tensor, labels: Tensor) -> float:
+    """The share of images that a network classifies correctly."""
+    with torch.no_grad():
+        return float((model(images).argmax(1) == labels).float().mean())
+
+
+def train_digit_net(
     images: Tensor, labels: Tensor, *, seed: int, classes: int = 10, start: DigitNet | None = None
 ) -> DigitNet:
     """A network after `EPOCHS`, or after a fifth of them more, gently, from a start."""
@@ -101,7 +108,7 @@ def train(
     return net
 
 
-def quantised(net: DigitNet, bits: int) -> DigitNet:
+def quantised_copy(net: DigitNet, bits: int) -> DigitNet:
     """A copy with the weights of each layer rounded to 2^bits equal steps."""
 
     def rounded(weight: Tensor) -> Tensor:
@@ -111,7 +118,7 @@ def quantised(net: DigitNet, bits: int) -> DigitNet:
     return _with_weights(net, rounded)
 
 
-def pruned(net: DigitNet, share: float) -> DigitNet:
+def pruned_copy(net: DigitNet, share: float) -> DigitNet:
     """A copy with the smallest weights of each layer set to zero."""
 
     def kept(weight: Tensor) -> Tensor:

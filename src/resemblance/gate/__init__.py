@@ -1,4 +1,5 @@
-"""A gate: whether a copy keeps to thresholds, beyond what chance could have made of it.
+"""The release gate: does a copy meet its thresholds, beyond sampling error?
 
-`check` for two recordings. May import: `similarity`, and what that may.
+`check` judges `thresholds` by the confidence bounds of `bounds`, in `layer_thresholds` and
+`output_thresholds`, and returns a `verdict`. May import: `similarity`.
 """

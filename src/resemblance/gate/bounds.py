@@ -1,234 +1,343 @@
-"""Bounds: how far the truth may lie from what was measured, to one side with a stated confidence.
+"""One-sided confidence bounds of rates and bounded means, and how many samples would decide.
 
-Rates have Clopper and Pearson's, which are exact for independent samples. Tokens of one sequence
-are not, so they count as fewer: as many as would leave a rate as uncertain. Means of divergences
-and what is missing of a score from 1 cannot be negative and have long tails upwards; theirs are
-Student's t on their logarithms, which held more often than t itself wherever tails were long.
+Rates have Clopper and Pearson's bounds. Tokens of one sequence are not independent, so they count
+as fewer samples, by the design effect between sequences. Means of bounded values have betting
+bounds (Waudby-Smith and Ramdas 2023), which assume nothing about the distribution but its range,
+however heavy its tail within that range. All are valid at any sample size.
+
+`samples_to_decide` repeats a check on samples drawn from the recorded ones, for growing numbers of
+samples, until at least 80 % of the repetitions decide.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from ..similarity.error_bars import standard_error, student_t
+from .._utils.hashing import seeded_permutation
+from .thresholds import Threshold
+from .verdict import Status
 
-RATE = 0.05  # at which a bound may fail to hold
-_MOST = 1e12  # samples: beyond, it is said that no number would do
-_STEEPEST = 700.0  # of what is raised to a power, for a float to hold it
+_DECISION_PROBABILITY = 0.8
+
+
+def samples_to_decide(
+    decides: Callable[[int, np.random.Generator], bool],
+    now: int,
+    *,
+    draws: int = 100,
+    most: int = 10**9,
+) -> int | None:
+    """The smallest round number of samples that decides with a probability of 80 %.
+
+    The number is doubled until enough draws decide, then refined by bisection over numbers of two
+    digits. Draws are seeded, so one check always names the same number. At most about 40 numbers
+    are tried, and a hopeless one is abandoned after a fifth of its draws.
+
+    Args:
+        decides: draws that many samples with replacement from the recorded ones, using the
+            generator, and returns whether the check of these is decided (passes or fails).
+        now: the number of samples recorded, which did not decide.
+        draws: draws per number of samples tried; 100 have a standard error of 4 % at 80 %.
+        most: the largest number to try.
+
+    Returns:
+        A number of at most two digits and zeros, or None if even `most` samples do not decide.
+
+    Example:
+        >>> samples_to_decide(lambda n, generator: n >= 299, now=100)
+        300
+    """
+    allowed = draws - int(np.ceil(_DECISION_PROBABILITY * draws))
+
+    def enough(n: int) -> bool:
+        generator, decided, undecided = np.random.default_rng((0, n)), 0, 0
+        while undecided <= allowed and decided < draws - allowed:  # else the rest changes nothing
+            if decides(n, generator):
+                decided += 1
+            else:
+                undecided += 1
+        return undecided <= allowed
+
+    low = high = max(1, now)
+    while not enough(high := round_up_two_digits(2 * low)):
+        if high >= most:
+            return None
+        low = high
+    candidates = sorted({round_up_two_digits(n) for n in np.linspace(low + 1, high, 101)})
+    return candidates[bisect.bisect_left(candidates[:-1], True, key=enough)]  # the last is enough
+
+
+def round_up_two_digits(number: float) -> int:
+    """Rounded up to two significant digits.
+
+    >>> round_up_two_digits(148.4), round_up_two_digits(9301.0), round_up_two_digits(7.2)
+    (150, 9400, 8)
+    """
+    whole = int(np.ceil(number))
+    step = 10 ** max(0, len(str(whole)) - 2)
+    return -(-whole // step) * step
+
+
+ERROR_RATE = 0.05  # the probability with which a one-sided bound may fail to hold
+_LARGEST_BET_SHARE = 2 / 3  # of the stake, on the bet that decides where all values are zero
+_CHECKPOINTS = 32  # at which the wealth of simulated samples is compared with 1 / RATE
+_DISTINCT_VALUES = 48  # distinct values to simulate samples from
+_MAX_EXPONENT = 700.0  # the largest exponent that a float holds
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """A value, and what it is at least and at most."""
+    """A value, and its lower and upper bound."""
 
     value: float
     low: float
     high: float
 
 
+@dataclass
+class Measurement:
+    """What was measured for a threshold: its bounds, and what else there is to say of it.
+
+    Without bounds it is undecided, or failed if it `fails`.
+    """
+
+    bounds: Bounds = Bounds(math.nan, math.nan, math.nan)
+    layer: str | None = None
+    needed: int | None = None  # samples, or sequences
+    reason: str | None = None
+    can_pass: bool = True
+    can_decide: bool = True  # with more samples
+    fails: bool = False  # whatever the bounds
+    remarks: tuple[str, ...] = ()  # shown with the finding, whatever its status
+
+    def withhold(self, reason: str) -> None:
+        """Leave undecided what would pass, for a reason that more samples need not remove."""
+        self.reason, self.can_pass, self.can_decide = reason, False, False
+
+    def plan(
+        self, threshold: Threshold, decides: Callable[[int, np.random.Generator], bool], now: int
+    ) -> Measurement:
+        """The same, with the number of samples that would decide, where `now` samples do not."""
+        if self.can_decide and self.status(threshold) == "undecided":
+            self.needed = samples_to_decide(decides, now)
+        return self
+
+    def status(self, threshold: Threshold) -> Status:
+        """Whether the bounds lie on one side of what the threshold allows, and on which."""
+        low, high, limit = self.bounds.low, self.bounds.high, threshold.allowed
+        at_most = threshold.allows_at_most
+        if self.fails or (low > limit if at_most else high < limit):
+            return "failed"
+        passes = high <= limit if at_most else low >= limit
+        return "passed" if passes and self.can_pass else "undecided"
+
+
 # -- rates --------------------------------------------------------------------------------------
 
 
-def rate_bounds(share: float, number: float, rate: float = RATE) -> Bounds:
-    """Clopper and Pearson's one-sided bounds of a rate, seen as a share of so many samples.
+def rate_bounds(share: float, number: float, rate: float = ERROR_RATE) -> Bounds:
+    """Clopper and Pearson's one-sided bounds of a rate.
 
-    Each holds with a probability of at least 1 − rate. Of a number that is not whole, as tokens may
-    count for, the beta distributions are taken as they are.
+    Args:
+        share: the share of samples observed.
+        number: the number of samples. It may be fractional, as tokens can count for; the beta
+            quantiles are then taken as they are.
+        rate: the probability with which each bound may fail to hold.
 
-    >>> found = rate_bounds(0.0, 300)
-    >>> found.low, round(found.high, 5)
-    (0.0, 0.00994)
+    Returns:
+        The share and its bounds.
+
+    Example:
+        >>> found = rate_bounds(0.0, 300)
+        >>> found.low, round(found.high, 5)
+        (0.0, 0.00994)
     """
+    from scipy.special import betaincinv
+
     seen, rest = share * number, (1 - share) * number
-    low = 0.0 if seen <= 0 else _beta_quantile(rate, seen, rest + 1)
-    high = 1.0 if rest <= 0 else _beta_quantile(1 - rate, seen + 1, rest)
+    low = 0.0 if seen <= 0 else float(betaincinv(seen, rest + 1, rate))
+    high = 1.0 if rest <= 0 else float(betaincinv(seen + 1, rest, 1 - rate))
     return Bounds(share, low, high)
 
 
-def counted(shares: Tensor, rows: int) -> float:  # (units,): of sequences, each of so many tokens
-    """As how many independent samples the tokens of sequences count, for a rate.
+def effective_count(shares: np.ndarray, rows: int, counts: np.ndarray | None = None) -> float:
+    """How many independent samples the tokens of sequences are worth, for a rate.
 
-    Their number over the design effect: the variance of the rate between sequences, over what
-    independent tokens would give it. It is measured with one more sequence of which every token
-    differs. Where few differ the spread between sequences says little, and this one decides: where
-    none does, a sequence counts once, however many tokens it has. Never more than the tokens.
+    The number of tokens over the design effect, which is the variance of the rate between sequences
+    over what independent tokens would give it. It is measured with one more sequence of which every
+    token differs. Where few differ the spread between sequences says little, and this one decides:
+    where none does, a sequence counts once, however many tokens it has.
 
-    >>> counted(torch.zeros(50), 16), counted(torch.ones(50), 16) > 50
-    (50.0, False)
+    Args:
+        shares: (units,) the share of tokens that differ, of each sequence.
+        rows: tokens per sequence; 1 for independent samples.
+        counts: (units,) how often each share occurs. Default: once.
+
+    Returns:
+        At least the number of sequences and at most that of tokens.
+
+    Example:
+        >>> effective_count(np.zeros(50), 16), effective_count(np.ones(50), 16) > 50
+        (50.0, False)
     """
+    counts = np.ones(len(shares)) if counts is None else counts
+    units = float(counts.sum())
     if rows == 1:
-        return float(len(shares))
-    each = torch.cat([shares.double(), torch.ones(1, dtype=torch.float64)])
-    rate = float(each.mean())
-    if rate == 1:
-        return float(len(shares))
-    effect = float(each.var(correction=0)) / (rate * (1 - rate) / rows)
-    return len(shares) * rows / min(max(effect, 1.0), float(rows))
+        return units
+    mean = float(shares @ counts + 1) / (units + 1)
+    if mean == 1:
+        return units
+    variance = float((shares - mean) ** 2 @ counts + (1 - mean) ** 2) / (units + 1)
+    effect = variance / (mean * (1 - mean) / rows)
+    return units * rows / min(max(effect, 1.0), float(rows))
 
 
-def number_for_rate(share: float, limit: float, rate: float = RATE) -> float | None:
-    """How many samples decide on which side of a limit a rate lies, if the share stays.
-
-    None if none does: the share is the limit, or too close to it.
-    """
-    if share == limit:
-        return None
-
-    def decided(number: float) -> bool:
-        found = rate_bounds(share, number, rate)
-        return found.high <= limit if share < limit else found.low > limit
-
-    few, many = 0.0, 1.0
-    while not decided(many):
-        few, many = many, 2 * many
-        if many > _MOST:
-            return None
-    while many - few > 1e-6 * many:
-        middle = (few + many) / 2
-        few, many = (few, middle) if decided(middle) else (middle, many)
-    return many
-
-
-def share_bounds(shares: Tensor, rows: int) -> Bounds:  # (units,): of each unit's rows
+def share_bounds(
+    shares: np.ndarray, counts: np.ndarray | None = None, *, rows: int, rate: float = ERROR_RATE
+) -> Bounds:
     """Bounds of a rate, from the share of each sample, or of each sequence of so many tokens.
 
-    A difference that was seen never makes a rate surer than none would: the upper bound is at least
+    Observed differences never make a rate more certain than none would: the upper bound is at least
     that of as many sequences without any.
+
+    Args:
+        shares: (units,) the share of each unit's rows: 0 or 1 for a sample.
+        counts: (units,) how often each share occurs. Default: once.
+        rows: rows per unit: 1, or the tokens of a sequence.
+        rate: the probability with which each bound may fail to hold.
+
+    Returns:
+        The mean share and its bounds.
     """
-    found = rate_bounds(float(shares.mean()), counted(shares, rows))
-    return replace(found, high=max(found.high, rate_bounds(0.0, len(shares)).high))
+    counts = np.ones(len(shares)) if counts is None else counts
+    units = float(counts.sum())
+    found = rate_bounds(float(shares @ counts) / units, effective_count(shares, rows, counts), rate)
+    return replace(found, high=max(found.high, rate_bounds(0.0, units, rate).high))
 
 
-def units_for_share(shares: Tensor, rows: int, limit: float) -> float | None:  # (units,)
-    """How many samples, or sequences, decide on which side of a limit a rate lies."""
-    share = float(shares.mean())
-    number = number_for_rate(share, limit)
-    if number is None:
-        return None
-    units = number * len(shares) / counted(shares, rows)  # each counts as much as those seen
-    return max(units, number_for_rate(0.0, limit) or 0.0) if share < limit else units
+# -- means of bounded values --------------------------------------------------------------------
 
 
-# -- what cannot be negative --------------------------------------------------------------------
+def mean_bounds(values: np.ndarray, largest: float) -> Bounds:
+    """Betting bounds of the mean of independent values in [0, largest], each with 95 %.
 
+    With x the values over `largest`: if their mean were m or more, the wealth
+    Π (1 + c (m − x) / (1 − m)) would be a supermartingale for any c in (0, 1], so it ever reaches
+    20 with a probability of at most 5 % (Ville's inequality). The upper bound is the largest m for
+    which it never does. Two thirds of the initial wealth are bet with c = 1, two thirds of the rest
+    with c = 1/2, and so on down to what so many samples can gain from. So 3.3 · largest / m zeros
+    show a mean below m, where no method can do with fewer than 3.0 · largest / m. The lower bound
+    bets the other way, with equal parts of the wealth. Samples are visited in a seeded random
+    order, so that the order of the data set does not matter.
 
-def t_bounds(value: float, stderr: float, quantiles: tuple[float, float]) -> Bounds:
-    """Bounds of a positive value from its standard error, by Student's t on its logarithm.
+    Args:
+        values: (n,) in [0, largest]; larger ones are clipped.
+        largest: the largest value possible.
 
-    `quantiles` are how many standard errors below and above; see `quantile`. A value below its own
-    standard error may as well be that error, which the upper bound takes it for.
+    Returns:
+        The mean and its bounds, neither of which lies on the wrong side of the mean.
 
-    >>> found = t_bounds(0.1, 0.01, (1.66, 1.66))
-    >>> round(found.low, 4), round(found.high, 4)
-    (0.0847, 0.1181)
+    Reference:
+        Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting",
+        Journal of the Royal Statistical Society B 86, 2024.
+
+    Example:
+        >>> found = mean_bounds(np.zeros(1000), largest=1.0)
+        >>> found.low, round(found.high, 4)
+        (0.0, 0.0033)
     """
-    if math.isnan(value) or math.isnan(stderr):
-        return Bounds(value, math.nan, math.nan)
-    below, above = quantiles
-    if value <= 0 and stderr == 0:
-        return Bounds(0.0, 0.0, 0.0)
-    most = max(value, stderr)
-    low = value * math.exp(-below * stderr / value) if value > 0 else 0.0
-    return Bounds(value, low, most * math.exp(min(above * stderr / most, _STEEPEST)))
+    from scipy.optimize import brentq
+
+    x = np.clip(np.asarray(values, np.float64) / largest, 0, 1)[
+        seeded_permutation(len(values), seed=0)
+    ]
+    mean, tiny = float(x.mean()), 1e-12
+
+    def excess(m: float, above: bool) -> float:
+        fractions, stakes = _halving_bets(len(x), above)
+        growth = _log_growth(x, m, fractions, above)
+        return _log_wealth(growth.cumsum(1), stakes) + math.log(ERROR_RATE)
+
+    def bound(inner: float, outer: float, above: bool) -> float:
+        if excess(inner, above) >= 0:
+            return mean
+        if excess(outer, above) < 0:
+            return round(outer)  # 0 or 1
+        return float(brentq(excess, inner, outer, args=(above,), xtol=1e-15, rtol=1e-10))
+
+    low = bound(min(mean, 1 - tiny), tiny, above=False) if mean > tiny else 0.0
+    high = bound(max(mean, tiny), 1 - tiny, above=True) if mean < 1 - tiny else 1.0
+    return Bounds(*(each * largest for each in (mean, low, high)))
 
 
-def number_for_t(
-    value: float, stderr: float, limit: float, quantiles: tuple[float, float], number: int
-) -> float | None:
-    """How many samples decide on which side of a limit a positive value lies, if it stays.
+def mean_decides(
+    values: np.ndarray, largest: float, limit: float
+) -> Callable[[int, np.random.Generator], bool]:
+    """Whether `mean_bounds` decides on which side of a limit the mean lies, for simulated samples.
 
-    Errors fall as the root of the number of samples, of which there were `number`.
+    Args:
+        values: (n,) recorded values, from which samples are drawn with replacement. They are merged
+            into 48 distinct ones, so that any number of samples is simulated in the same time.
+        largest: the largest value possible.
+        limit: the threshold for the mean.
+
+    Returns:
+        A function of the number of samples and a generator, as `samples_to_decide` takes it.
     """
-    below, above = quantiles
-    if not stderr > 0 or value == limit:
-        return None
-    if value > limit:
-        enough = value * math.log(value / limit) / below
-    elif limit < value * math.exp(min(above, _STEEPEST)):
-        enough = value * math.log(limit / value) / above
-    else:
-        enough = limit / math.exp(min(above, _STEEPEST))
-    found = number * (stderr / enough) ** 2
-    return found if found < _MOST else None
+    x, m = np.clip(np.asarray(values, np.float64) / largest, 0, 1), limit / largest
+    size = np.log2(np.maximum(x, m / 2**10))
+    edges = np.linspace(size.min(), size.max() + 1e-9, _DISTINCT_VALUES)
+    which = np.where(x > 0, np.digitize(size, edges), 0)
+    counts = np.bincount(which, minlength=_DISTINCT_VALUES + 1).astype(float)
+    there = np.flatnonzero(counts)
+    support = np.bincount(which, x, minlength=_DISTINCT_VALUES + 1)[there] / counts[there]
+    shares = counts[there] / counts.sum()
+
+    def decides(n: int, generator: np.random.Generator) -> bool:
+        parts = min(n, _CHECKPOINTS)
+        sizes = np.full(parts, n // parts) + (np.arange(parts) < n % parts)
+        drawn = generator.multinomial(sizes, shares).astype(float)  # (parts, values)
+        above = float(drawn.sum(0) @ support) / n <= m
+        fractions, stakes = _halving_bets(n, above)
+        growth = np.maximum(_log_growth(support, m, fractions, above), -1e9)  # times 0 is 0
+        return _log_wealth((growth @ drawn.T).cumsum(1), stakes) >= -math.log(ERROR_RATE)
+
+    return decides
 
 
-def quantile(df: float, rate: float = RATE) -> float:
-    """How many standard errors to one side hold all of Student's t but a share `rate`.
+def _halving_bets(n: int, above: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Bets that halve, down to the least with which n samples can multiply the wealth by 20.
 
-    >>> round(quantile(10.0), 3)
-    1.812
+    A bet of λ gains most with λ² = 2 log(20) / (n σ²), of which σ² is at most m (1 − m).
+
+    Returns:
+        Fractions c (bets,) of the largest bet that cannot lose more than there is, and stakes
+        (bets,), shares of the initial wealth.
     """
-    return float(student_t(1 - 2 * rate, np.array(df)))
+    halvings = -math.log2((-2 * math.log(ERROR_RATE) / n) ** 0.5)
+    if not above:
+        number = max(1, math.ceil(2 * halvings))
+        return 0.5 ** np.arange(1, number + 1), np.full(number, 1 / number)
+    powers = np.arange(max(1, math.ceil(halvings)) + 1)
+    stakes = _LARGEST_BET_SHARE * (1 - _LARGEST_BET_SHARE) ** powers
+    stakes[-1] += 1 - stakes.sum()
+    return 0.5**powers, stakes
 
 
-def mean_of(values: Tensor) -> tuple[float, float, float]:  # (units,)
-    """The mean over independent samples, its standard error and the degrees of freedom of that."""
-    count = len(values)
-    if count < 2:
-        return float(values.mean()), math.nan, 1.0
-    moved = (values.double() - values.double().mean()) / (count * (count - 1)) ** 0.5
-    error, df = standard_error([moved])
-    return float(values.double().mean()), float(error), float(df)
+def _log_growth(
+    x: np.ndarray, m: float, fractions: np.ndarray, above: bool
+) -> np.ndarray:  # (bets, n)
+    """The logarithm by which each value multiplies what is bet against a mean of m."""
+    gain = (m - x) / (1 - m) if above else (x - m) / m
+    with np.errstate(divide="ignore"):  # the largest bet may lose everything
+        return np.log1p(np.maximum(np.multiply.outer(fractions, gain), -1.0))
 
 
-def two_digits_up(number: float) -> int:
-    """Rounded up to two digits.
-
-    >>> two_digits_up(148.4), two_digits_up(9301.0), two_digits_up(7.2)
-    (150, 9400, 8)
-    """
-    whole = math.ceil(number)
-    step = 10 ** max(0, len(str(whole)) - 2)
-    return -(-whole // step) * step
-
-
-# -- the beta distribution ----------------------------------------------------------------------
-
-
-def _beta_quantile(share: float, a: float, b: float) -> float:
-    """Below what a share of the beta distribution lies, by halving."""
-    low, high = 0.0, 1.0
-    while high - low > 1e-13 * high and high > 1e-300:
-        middle = (low + high) / 2
-        low, high = (middle, high) if beta_below(middle, a, b) < share else (low, middle)
-    return (low + high) / 2
-
-
-def beta_below(x: float, a: float, b: float) -> float:
-    """How much of the beta distribution with parameters a, b > 0 lies below x in (0, 1).
-
-    The incomplete beta integral, by its continued fraction where that converges quickly, below the
-    mean, and from the other end above it.
-
-    >>> round(beta_below(0.5, 2.0, 2.0), 12)
-    0.5
-    """
-    if x > (a + 1) / (a + b + 2):
-        return 1 - beta_below(1 - x, b, a)
-    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    log_front += a * math.log(x) + b * math.log1p(-x) - math.log(a)
-    return math.exp(log_front) / _fraction(x, a, b)
-
-
-def _fraction(x: float, a: float, b: float) -> float:
-    """1 + d₁ / (1 + d₂ / (1 + …)) from its convergents p / q, kept from growing out of range."""
-    p_before, q_before, p, q = 1.0, 0.0, 1.0, 1.0
-    last = math.inf
-    for i in range(1, 100_000):
-        m = i // 2
-        if i % 2:
-            d = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        else:
-            d = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        p_before, q_before, p, q = p, q, p + d * p_before, q + d * q_before
-        size = abs(q) or 1.0
-        p_before, q_before, p, q = p_before / size, q_before / size, p / size, q / size
-        if q and abs(p / q - last) <= 1e-15 * abs(p / q):
-            return p / q
-        last = p / q if q else math.inf
-    return last
+def _log_wealth(sums: np.ndarray, stakes: np.ndarray) -> float:  # (bets, times), (bets,)
+    """The logarithm of the largest wealth ever reached, from the growth of each bet until then."""
+    return math.log(max(1.0, float((stakes @ np.exp(np.minimum(sums, _MAX_EXPONENT))).max())))

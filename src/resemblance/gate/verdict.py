@@ -1,31 +1,33 @@
-"""Verdict: whether a copy passes, threshold by threshold, as a result to read, print and keep.
+"""The `Verdict` of `check`, as text, JSON, JUnit XML and Markdown.
 
-Made by `check`; nothing here judges. Other forms of it, for continuous integration, are in
-`verdict_files`.
+Nothing is judged here. Names of models and layers come from other people: characters that XML
+cannot hold are escaped, and in Markdown nothing in them is markup or mentions a user.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from xml.etree import ElementTree
 
-from .._shown_text import shown
+from .._utils.formatting import printable
+from ..representation.notes import Note
+from ..similarity.results import Content, Result, count_samples, plain
 from .thresholds import Threshold
 
 Status = Literal["passed", "failed", "undecided"]
-EXIT: dict[Status, int] = {"passed": 0, "failed": 1, "undecided": 3}
-_IN_WORDS: dict[Status, str] = {
-    "passed": "passes as a copy of",
-    "failed": "fails as a copy of",
-    "undecided": "is undecided as a copy of",
+_BY_SEVERITY: dict[Status, tuple[str, str, int]] = {  # in a list, in a sentence, exit status
+    "failed": ("Fails", "fails as a copy of", 1),
+    "undecided": ("Undecided", "is undecided as a copy of", 3),
+    "passed": ("Passes", "passes as a copy of", 0),
 }
-_HEADS: dict[Status, str] = {"failed": "Fails", "undecided": "Undecided", "passed": "Passes"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Content):
     """What became of one threshold.
 
     `low` and `high` hold the truth each with 95 %. Of the worst layer they are bounds of the least
@@ -40,16 +42,19 @@ class Finding:
     layer: str | None = None
     samples_needed: int | None = None  # that would decide, of tokens sequences; None: not known
     reason: str | None = None  # why, where bounds do not say it
+    remarks: tuple[str, ...] = ()  # what a reader must know to use the result: assumptions, caps
 
     def text(self, unit: str) -> str:
         """In words: what was measured, its bound, and what was asked for."""
         of = self.threshold
-        out = [f"{_subject(of)}{'' if self.layer is None else f' ({shown(self.layer)})'}"]
+        out = [f"{of.subject}{'' if self.layer is None else f' ({printable(self.layer)})'}"]
         if self.measured is not None:
             out += [self.value(), *([] if math.isinf(self.measured) else [self._bounds()])]
-        out.append(f"{'allowed' if of.allows_at_most else 'asked for'} {amount(of)}")
+        limit = of.limit_text if of.percentile is None else f"{100 * of.allowed:.6g} % of samples"
+        out.append(f"{'allowed' if of.allows_at_most else 'asked for'} {limit}")
         why = self.why(unit)
-        return ", ".join(out) + (f": {why}" if why else "")
+        remarks = f" ({'; '.join(self.remarks)})" if self.remarks else ""
+        return ", ".join(out) + (f": {why}" if why else "") + remarks
 
     def why(self, unit: str) -> str | None:
         """Why it is so, or what would decide, as far as there is more to say than bounds do."""
@@ -62,7 +67,7 @@ class Finding:
         of = self.threshold
         if self.low is None or self.high is None:
             return "with an error that is not known"
-        low, high = _amount(of, self.low), _amount(of, self.high)
+        low, high = of.value_text(self.low), of.value_text(self.high)
         if self.status == "undecided":
             return f"between {low} and {high}"
         at_most = (self.status == "passed") == of.allows_at_most
@@ -70,50 +75,60 @@ class Finding:
 
     def value(self) -> str:
         """What was measured, as a cell of a table has it."""
-        return "" if self.measured is None else _amount(self.threshold, self.measured)
+        return "" if self.measured is None else self.threshold.value_text(self.measured)
+
+    def label(self) -> str:
+        """The threshold with its limit, as a table or a test report lists it."""
+        return f"{self.threshold.name} {self.threshold.limit_text}"
 
     def bounds(self) -> str:
         """Both bounds, as a cell of a table has them."""
         if self.low is None or self.high is None or math.isinf(self.high):
             return ""
-        return " to ".join(_amount(self.threshold, x) for x in (self.low, self.high))
+        return " to ".join(self.threshold.value_text(x) for x in (self.low, self.high))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings; what is not finite becomes None."""
-        return {
-            "name": self.threshold.name,
-            "limit": self.threshold.limit,
-            "status": self.status,
-            **{key: _plain(getattr(self, key)) for key in ("measured", "low", "high")},
-            "layer": self.layer,
-            "samples_needed": self.samples_needed,
-            "reason": self.reason,
-        }
+        found = super().to_dict()
+        del found["threshold"]
+        return {"name": self.threshold.name, "limit": self.threshold.limit, **found}
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a copy passes: it fails if any threshold does, and passes if all do.
+@dataclass(frozen=True, repr=False)
+class Verdict(Result):
+    """Whether a copy passes: it fails if any threshold fails, and passes if all pass.
 
-    Its truth value is whether it passed, so that `assert rs.check(...)` says what it seems to.
+    Its truth value is whether it passed, so `assert rs.check(...)` works. `to_frame` has one row
+    for each threshold: name, limit, status, measured, low and high (each holds with 95 %), layer,
+    samples_needed, reason and remarks.
+
+    Attributes:
+        base: name of the original network.
+        copy: name of the copy.
+        samples: number of samples, or of tokens.
+        sequences: number of sequences; None where samples are not tokens.
+        findings: the result of each threshold.
+        notes: remarks that the summary repeats.
     """
 
     base: str
     copy: str
-    samples: int  # or tokens
-    sequences: int | None  # where samples are tokens
+    samples: int
+    sequences: int | None
     findings: tuple[Finding, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    _kind = "check"
 
     @property
     def status(self) -> Status:
         found = {finding.status for finding in self.findings}
-        return next(status for status in _HEADS if status in found)
+        return next(status for status in _BY_SEVERITY if status in found)
 
     @property
     def exit_status(self) -> int:
         """0 (passes), 1 (any threshold fails) or 3 (otherwise undecided)."""
-        return EXIT[self.status]
+        return _BY_SEVERITY[self.status][2]
 
     @property
     def samples_needed(self) -> int | None:
@@ -130,97 +145,132 @@ class Verdict:
     def __bool__(self) -> bool:
         return self.status == "passed"
 
-    def __repr__(self) -> str:
-        return f"Verdict({self.status}: {self.paragraph()})"
+    def _text(self) -> str:
+        return f"{self.status}: {self.paragraph()}"
 
-    def heading(self) -> str:
-        """The verdict alone."""
-        return f"{shown(self.copy)} {_IN_WORDS[self.status]} {shown(self.base)}"
+    def _heading(self, spell: Callable[[str], str]) -> str:
+        """The verdict alone, with names as they are spelt."""
+        return f"{spell(self.copy)} {_BY_SEVERITY[self.status][1]} {spell(self.base)}"
 
-    def rests_on(self) -> str:
+    def _rests_on(self) -> str:
         """What it was judged on."""
-        what = f"{self.samples:,} samples"
-        if self.sequences is not None:
-            what = f"{self.samples:,} tokens of {self.sequences:,} sequences"
-        return f"judged on {what} by one-sided 95 % bounds"
+        count = count_samples(self.samples, self.sequences)
+        return f"judged on {count} by one-sided 95 % bounds"
 
     def paragraph(self) -> str:
-        """The verdict and what became of each threshold, in one paragraph."""
-        out = [f"{self.heading()}, {self.rests_on()}."]
-        for status, head in _HEADS.items():
+        """The verdict and what became of each threshold, in one paragraph.
+
+        Returns:
+            The text, without the notes.
+        """
+        out = [f"{self._heading(printable)}, {self._rests_on()}."]
+        for status, (head, *_) in _BY_SEVERITY.items():
             which = [x.text(self.unit) for x in self.findings if x.status == status]
             if which:
                 out.append(f"{head}: {'; '.join(which)}.")
         return " ".join(out)
 
-    def summary(self) -> str:
-        """The paragraph, and notes below it, a line each."""
-        return "\n".join([self.paragraph(), *(f"Note: {note}." for note in self.notes)])
+    def _sentences(self) -> list[str]:
+        return [self.paragraph()]
+
+    def _columns(self) -> Mapping[str, Any]:
+        rows = [finding.to_dict() for finding in self.findings]
+        return {key: [row[key] for row in rows] for key in rows[0]}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, numbers and strings; what is not finite becomes None."""
-        return {
-            "check": 1,
-            "status": self.status,
-            "exit_status": self.exit_status,
-            **{key: getattr(self, key) for key in ("base", "copy", "samples", "sequences")},
-            "samples_needed": self.samples_needed,
-            "confidence": 0.95,
-            "thresholds": [finding.to_dict() for finding in self.findings],
-            "notes": list(self.notes),
-            "summary": self.summary(),
-        }
+        """Plain lists, numbers and strings; what is not finite becomes None.
+
+        Returns:
+            The status, the findings and what they rest on, as JSON can hold them.
+        """
+        head = ("status", "exit_status", "base", "copy", "samples", "sequences", "samples_needed")
+        found = {name: getattr(self, name) for name in head}
+        rest = {"thresholds": self.findings, "notes": self.notes, "summary": self.summary()}
+        return plain({"check": 1, **found, "confidence": 0.95, **rest})
 
     def to_junit(self) -> str:
-        """As JUnit XML: a test case for each threshold, skipped where it is undecided."""
-        from .verdict_files import junit
+        """As JUnit XML: a test case for each threshold, skipped where it is undecided.
 
-        return junit(self)
+        Returns:
+            The text of the XML document.
+        """
+        ended = {"failed": "failure", "undecided": "skipped", "passed": ""}
+        cases = []
+        for finding in self.findings:
+            text = finding.text(self.unit)
+            message = f"undecided: {text}" if finding.status == "undecided" else text
+            cases.append((finding.label(), ended[finding.status], message, text))
+        return _junit_document(f"{self.copy} as a copy of {self.base}", cases)
 
     def to_markdown(self) -> str:
-        """As Markdown, for the summary of a pull request: the verdict and a table."""
-        from .verdict_files import markdown
+        """As Markdown, for the summary of a pull request: the verdict and a table.
 
-        return markdown(self)
-
-
-def names(findings: Sequence[Finding]) -> list[str]:
-    """Each threshold with its limit, as a table or a test report lists them."""
-    return [f"{finding.threshold.name} {amount(finding.threshold)}" for finding in findings]
-
-
-def amount(of: Threshold) -> str:
-    """The limit as it was given, with its unit."""
-    if of.quantity == "disagreement":
-        return f"{100 * of.limit:.6g} %"
-    return f"{of.limit:.6g}{_UNITS.get(of.quantity, '')}"
-
-
-_UNITS = {"kl": " nats", "js": " nats", "decibels": " dB"}
-_SUBJECTS = {"disagreement": "disagreement", "kl": "KL", "js": "JS"}
-
-
-def _subject(of: Threshold) -> str:
-    if of.quantity == "decibels":
-        return "decibels of features at the worst layer"
-    if of.kernel is None:
-        return _SUBJECTS[of.quantity]
-    return f"{of.kernel} {'on average' if of.mean else 'at the worst layer'}"
+        Returns:
+            The text, which ends with a line break.
+        """
+        out = [
+            f"### {self._heading(_markdown_code)}",
+            "",
+            f"{self._rests_on().capitalize()}.",
+            "",
+            "| threshold | measured | between | layer | verdict |",
+            "|---|---|---|---|---|",
+        ]
+        for finding in self.findings:
+            layer = "" if finding.layer is None else _markdown_code(finding.layer)
+            ended = finding.status if finding.status == "passed" else f"**{finding.status}**"
+            if why := finding.why(self.unit):
+                ended += f": {_markdown_text(why)}"
+            if finding.remarks:
+                ended += f" ({_markdown_text('; '.join(finding.remarks))})"
+            row = (finding.label(), finding.value(), finding.bounds(), layer, ended)
+            out.append(f"| {' | '.join(row)} |")
+        notes = (f"\nNote: {_markdown_text(note)}." for note in self.notes)
+        return "\n".join([*out, *notes, ""])
 
 
-def _amount(of: Threshold, x: float) -> str:
-    """A measured value in the unit of its threshold."""
-    if of.quantity == "disagreement":
-        return f"{100 * x:.{2 if x < 0.995 else 3}g} %"
-    if of.quantity == "decibels":
-        return "unchanged" if math.isinf(x) else f"{x:.1f} dB"
-    if of.quantity == "score":  # two digits of what is missing from 1, where that is little
-        missing = 1 - x
-        if missing < 5e-7:
-            return "1"
-        return f"{x:.{min(6, max(3, 1 - math.floor(math.log10(missing))))}f}"
-    return f"{x:.3g}{_UNITS[of.quantity]}"
+def junit_error_xml(message: str) -> str:
+    """As JUnit XML, a test case with an error, for a check that could not be made."""
+    return _junit_document(_SUITE_NAME, [("thresholds", "error", message, "")])
 
 
-def _plain(x: float | None) -> float | None:
-    return x if x is not None and math.isfinite(x) else None
+_SUITE_NAME = "resemblance check"
+_INVALID_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_ENDS = {  # elements that say how a case ended if it did not pass: their count and their type
+    "failure": ("failures", {"type": "threshold"}),
+    "error": ("errors", {"type": "mistake"}),
+    "skipped": ("skipped", {}),
+}
+
+
+def _junit_document(group: str, cases: Sequence[tuple[str, str, str, str]]) -> str:
+    """A suite of cases: the name of each, how it ended (empty: it passed), why, and its output."""
+    suites = ElementTree.Element("testsuites", name=_SUITE_NAME)
+    suite = ElementTree.SubElement(suites, "testsuite", name=_SUITE_NAME, tests=str(len(cases)))
+    for tag, (count, _) in _ENDS.items():
+        suite.set(count, str(sum(ended == tag for _, ended, _, _ in cases)))
+    for name, ended, why, output in cases:
+        names = {"classname": _xml_text(group), "name": _xml_text(name)}
+        case = ElementTree.SubElement(suite, "testcase", names)
+        if ended:
+            ElementTree.SubElement(case, ended, {"message": _xml_text(why), **_ENDS[ended][1]})
+        if output:
+            ElementTree.SubElement(case, "system-out").text = _xml_text(output)
+    ElementTree.indent(suites)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(suites, "unicode")}\n'
+
+
+def _xml_text(text: str) -> str:
+    return _INVALID_XML.sub(
+        lambda found: found[0].encode("unicode_escape").decode(), printable(text)
+    )
+
+
+def _markdown_code(name: str) -> str:
+    """A name as code, in a cell of a table or elsewhere."""
+    return f"`{printable(name).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
+
+
+def _markdown_text(text: str) -> str:
+    """A sentence in which names may stand: nothing in it is markup."""
+    return re.sub(r"([\\`*_{}\[\]<>|#~])", r"\\\1", printable(text)).replace("@", "(at)")

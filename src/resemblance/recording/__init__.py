@@ -1,5 +1,6 @@
-"""`record`: the consumers that turn a pass over a model into a Representation.
+"""Recording: one pass over a model, accumulated into a Representation.
 
-May import: `_model`, `representation`, and what those may; never `similarity`, which reads what is
-made here and nothing else.
+`record`, `record_arrays` and `record_named` are the entries, `config` holds the options;
+`accumulators`, `layer_accumulator` and `gram_blocks` add up what it shows, `checkpoints` and
+`distributed` resume and share it. May import: `_models`, `representation`; never `similarity`.
 """

@@ -1,4 +1,4 @@
-"""Representations as files: which record goes under which name (docs/format.md).
+"""Saving and loading Representations: which field is stored under which name (docs/format.md).
 
 This is the only place where tensors and sums have names; everywhere else they are fields.
 """
@@ -13,16 +13,14 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from .._whole_numbers import is_whole
-from ..errors import FormatError, LayerError, nearest
-from . import container, schema
-from .layer import KINDS, Blocks, Buckets, Layer, Products, Recorded, Sketch, Sums, Whole
+from .._utils.validation import is_integer
+from ..errors import FormatError, LayerError, close_matches
+from . import schema, tensor_file
+from .layer import Blocks, Buckets, Layer, Products, Recorded, Sketch, Whole
 from .outputs import Outputs
-from .provenance import DataInfo, Made, ModelInfo
-from .representation import Representation, TokenRows
-from .settings import Settings
+from .representation import DataInfo, Made, ModelInfo, Representation, Settings, TokenRows
 
-Tensors = Mapping[str, Tensor]
+NamedTensors = Mapping[str, Tensor]
 T = TypeVar("T")
 
 
@@ -33,58 +31,68 @@ def save(
     checkpoint: Mapping[str, Any] | None = None,  # of a pass that goes on: which, and how far
 ) -> Path:
     """Write one file; it appears whole or not at all."""
-    header, tensors = _parts(rep)
+    header, tensors = _header_and_tensors(rep)
     if checkpoint is not None:
         header["checkpoint"] = dict(checkpoint)
-    return container.write(path, header, tensors)
+    return tensor_file.write_tensors(path, header, tensors)
 
 
-def content(rep: Representation) -> bytes:
+def representation_bytes(rep: Representation) -> bytes:
     """What `save` would write."""
-    return container.content(*_parts(rep))
+    return tensor_file.tensor_file_bytes(*_header_and_tensors(rep))
 
 
-def _parts(rep: Representation) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _header_and_tensors(rep: Representation) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The header and the tensors of a file."""
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor | None] = {}
     for i, layer in enumerate(rep.layers):
         for kind in layer.kinds:
-            for name, tensor in _tensors(layer.recorded(kind)).items():
-                tensors[f"{i}.{kind}.{name}"] = tensor
-    for name in _SHARED:
-        shared = getattr(rep.layers[0], name)
-        if shared is not None:
-            tensors[name] = shared
+            named = _tensors_of_kind(layer.recorded(kind))
+            tensors |= {f"{i}.{kind}.{name}": tensor for name, tensor in named.items()}
+    tensors |= {name: getattr(rep.layers[0], name) for name in _SHARED_TENSORS}
     if rep.rows is not None:
-        tensors |= {
-            f"rows.{field.name}": getattr(rep.rows, field.name) for field in fields(rep.rows)
-        }
+        tensors |= {f"rows.{name}": x for name, x in vars(rep.rows).items()}
+    predicts: dict[str, Any] = {"classes": None}
     if rep.outputs is not None:
         tensors |= {f"outputs.{name}": x for name, x in rep.outputs.tensors().items()}
+        predicts = {"classes": rep.outputs.classes}
+        if rep.outputs.multi_label:
+            labels = rep.outputs.classes
+            predicts = {"format": tensor_file.NEWEST_FORMAT, "classes": None, "labels": labels}
     header = {
         "settings": asdict(rep.settings),
         "samples": rep.samples,
         "model": asdict(rep.model),
         "data": asdict(rep.data),
         "made": asdict(rep.made),
-        **{name: getattr(rep, name) for name in _OF_BLOCKS},
-        "classes": None if rep.outputs is None else rep.outputs.classes,
+        **{name: getattr(rep, name) for name in _BLOCK_FIELDS},
+        **predicts,
         "layers": [
-            {name: getattr(layer, name) for name in _OF_LAYER} | {"moments": _moments(layer)}
+            {name: getattr(layer, name) for name in _LAYER_FIELDS}
+            | {"moments": _layer_moments(layer)}
             for layer in rep.layers
         ],
     }
-    return header, tensors
+    return header, {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def load(
     path: str | os.PathLike[str], *, layers: Sequence[str | int] | None = None
 ) -> Representation:
-    """The Representation in a file that `save` wrote; nothing in it is ever executed.
+    """Read a recording from a file that `save` wrote. Nothing in the file is ever executed.
 
-    With `layers`, names or positions, it holds these alone, and no others are read.
+    Args:
+        path: path of the file.
+        layers: names or positions of the layers to read; None reads all.
+
+    Returns:
+        The recording, with the layers that were asked for.
+
+    Raises:
+        FormatError: if the file is missing, damaged, from a newer version, or the checkpoint of a
+            pass that has not finished.
     """
-    found, checkpoint = opened(path, layers=layers)
+    found, checkpoint = load_with_checkpoint(path, layers=layers)
     if checkpoint is not None:
         raise FormatError(
             f"{path} is the checkpoint of a pass that has not come to its end; start the pass "
@@ -93,7 +101,7 @@ def load(
     return found
 
 
-def opened(
+def load_with_checkpoint(
     path: str | os.PathLike[str], *, layers: Sequence[str | int] | None = None
 ) -> tuple[Representation, Any]:
     """The Representation in a file, and which pass it is a checkpoint of, if it is one."""
@@ -104,44 +112,38 @@ def opened(
             schema.check_header(header)
             schema.check_groups(header, present)
         except FormatError as error:
-            raise _invalid(path, header, error) from error
-        chosen.extend(positions([layer["name"] for layer in header["layers"]], layers))
+            raise _invalid_file_error(path, header, error) from error
+        chosen.extend(layer_positions([layer["name"] for layer in header["layers"]], layers))
         return ["", "rows", "outputs", *map(str, chosen)]
 
-    header, tensors = container.read(path, groups)
+    header, tensors = tensor_file.read_tensors(path, groups)
     try:
         schema.check_tensors(header, tensors, chosen)
     except FormatError as error:
-        raise _invalid(path, header, error) from error
+        raise _invalid_file_error(path, header, error) from error
     data = {**header["data"], "shards": tuple((i, n) for i, n in header["data"]["shards"])}
-    blocks = {key: header.get(key) for key in _OF_BLOCKS}
+    blocks = {key: header.get(key) for key in _BLOCK_FIELDS}
     sizes = tuple(header["block_sizes"])
+    rows = {key.removeprefix("rows."): x for key, x in tensors.items() if key.startswith("rows.")}
+    predicted = {
+        key.removeprefix("outputs."): x for key, x in tensors.items() if key.startswith("outputs.")
+    }
+    classes = schema.predicted_labels(header) or header.get("classes")
     found = Representation(
-        layers=tuple(_layer(i, header["layers"][i], sizes, tensors) for i in chosen),
-        settings=_known(Settings, header["settings"]),
+        layers=tuple(_read_layer(i, header["layers"][i], sizes, tensors) for i in chosen),
+        settings=_from_known_keys(Settings, header["settings"]),
         samples=header["samples"],
-        model=_known(ModelInfo, header["model"]),
-        data=_known(DataInfo, data),
-        made=_known(Made, header["made"]),
-        rows=_rows(tensors),
-        outputs=_outputs(header.get("classes"), tensors),
+        model=_from_known_keys(ModelInfo, header["model"]),
+        data=_from_known_keys(DataInfo, data),
+        made=_from_known_keys(Made, header["made"]),
+        rows=TokenRows(**rows) if rows else None,
+        outputs=Outputs(classes, **predicted) if classes else None,
         **{key: None if value is None else tuple(value) for key, value in blocks.items()},  # type: ignore[arg-type]
     )
     return found, header.get("checkpoint")
 
 
-def _rows(tensors: Tensors) -> TokenRows | None:
-    found = [tensors.get(f"rows.{field.name}") for field in fields(TokenRows)]
-    return None if found[0] is None or found[1] is None else TokenRows(found[0], found[1])
-
-
-def _outputs(classes: int | None, tensors: Tensors) -> Outputs | None:
-    start = "outputs."
-    found = {key.removeprefix(start): x for key, x in tensors.items() if key.startswith(start)}
-    return None if classes is None else Outputs(classes, **found)
-
-
-def positions(names: Sequence[str], layers: Sequence[str | int] | None) -> list[int]:
+def layer_positions(names: Sequence[str], layers: Sequence[str | int] | None) -> list[int]:
     """Where layers, by name or position, are in a file; None for all."""
     if layers is None:
         return list(range(len(names)))
@@ -149,9 +151,9 @@ def positions(names: Sequence[str], layers: Sequence[str | int] | None) -> list[
     several = isinstance(layers, Iterable) and not isinstance(layers, str)
     for layer in layers if several else [layers]:
         at: Any = names.index(layer) if isinstance(layer, str) and layer in names else layer
-        if not is_whole(at) or not -len(names) <= at < len(names):
+        if not is_integer(at) or not -len(names) <= at < len(names):
             raise LayerError(
-                f"no layer {layer!r} in the file; nearest: {nearest(str(layer), names)}"
+                f"no layer {layer!r} in the file; nearest: {close_matches(str(layer), names)}"
             )
         out.add(int(at) % len(names))
     if not out:
@@ -159,23 +161,23 @@ def positions(names: Sequence[str], layers: Sequence[str | int] | None) -> list[
     return sorted(out)
 
 
-def _invalid(path: object, header: Mapping[str, Any], error: FormatError) -> FormatError:
+def _invalid_file_error(path: object, header: Mapping[str, Any], error: FormatError) -> FormatError:
     if "task2vec" in header:
         return FormatError(f"{path} holds a TaskEmbedding; read it with TaskEmbedding.load")
     return FormatError(f"{path} is not a valid Representation: {error}; record it again")
 
 
-def _known(kind: type[T], values: Mapping[str, Any]) -> T:
+def _from_known_keys(kind: type[T], values: Mapping[str, Any]) -> T:
     """A record from a part of the header; keys that a later version may add are passed over."""
     return kind(**{f.name: values[f.name] for f in fields(kind) if f.name in values})  # type: ignore[arg-type]
 
 
-_SHARED = ("signs", "sketch_signs")  # tensors that all layers have in common
-_OF_BLOCKS = ("block_sizes", "block_numbers", "block_hashes", "label_hashes")
-_OF_LAYER = ("name", "shape", "dim", "folded", "bare_name", "channels_last")
+_SHARED_TENSORS = ("signs", "sketch_signs")  # tensors that all layers have in common
+_BLOCK_FIELDS = ("block_sizes", "block_numbers", "block_hashes", "label_hashes")
+_LAYER_FIELDS = ("name", "shape", "dim", "folded", "bare_name", "channels_last")
 
 # The tensors of one kind: their names in a file after `layer.kind.`, by the record they fill.
-_TENSORS: dict[str, tuple[str, ...]] = {
+_TENSOR_NAMES: dict[str, tuple[str, ...]] = {
     "blocks": ("blocks.triangle", "blocks.diagonal", "blocks.offset"),
     "whole": ("whole.triangle", "whole.diagonal", "whole.offset"),
     "sketch": ("sketch.table", "sketch.total"),
@@ -184,45 +186,39 @@ _TENSORS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _tensors(recorded: Recorded) -> dict[str, Tensor]:
-    out: dict[str, Tensor] = {} if recorded.norms is None else {"norms": recorded.norms}
-    for part, names in _TENSORS.items():
+def _tensors_of_kind(recorded: Recorded) -> dict[str, Tensor | None]:
+    out = {"norms": recorded.norms}
+    for part, names in _TENSOR_NAMES.items():
         record = getattr(recorded, part)
         record = record.kernel if isinstance(record, Whole) else record
         if record is not None:
-            values = (getattr(record, field.name) for field in fields(record))
-            named = zip(names, values, strict=False)
-            out |= {name: value for name, value in named if value is not None}
+            out |= zip(names, vars(record).values(), strict=False)
     return out
 
 
-def _recorded(
-    prefix: str, trace: float, mean: float | None, sizes: tuple[int, ...], tensors: Tensors
+def _read_kind(
+    prefix: str, trace: float, mean: float, sizes: tuple[int, ...], tensors: NamedTensors
 ) -> Recorded:
-    found = {
-        part: [tensors.get(prefix + name) for name in names]
-        for part, names in _TENSORS.items()
+    kinds: dict[str, Callable[..., Any]] = {
+        "blocks": Blocks,
+        "whole": lambda *kernel: Whole(Blocks(*kernel), sizes),
+        "sketch": Sketch,
+        "buckets": lambda *kernel: Buckets(*kernel, mean_norm=float(mean)),
+        "sums": Sketch,
+    }
+    parts = {
+        part: kinds[part](*(tensors.get(prefix + name) for name in names))
+        for part, names in _TENSOR_NAMES.items()
         if prefix + names[0] in tensors
     }
-
-    def made(part: str, kind: Callable[..., T]) -> T | None:
-        return kind(*found[part]) if part in found else None
-
-    return Recorded(
-        trace=float(trace),  # which JSON may have without a point
-        blocks=made("blocks", Blocks),
-        whole=made("whole", lambda *kernel: Whole(Blocks(*kernel), sizes)),
-        norms=tensors.get(f"{prefix}norms"),
-        sketch=made("sketch", Sketch),
-        buckets=made("buckets", lambda *kernel: Buckets(*kernel, mean_norm=float(mean or 0))),
-        sums=made("sums", Sums),
-    )
+    # JSON may have a number without a point
+    return Recorded(float(trace), norms=tensors.get(f"{prefix}norms"), **parts)
 
 
-_PRODUCTS = ("product", "inner", "inner_squared", "inner_fourth")  # fields of Products, in a file
+_PRODUCT_KEYS = ("product", "inner", "inner_squared", "inner_fourth")  # the fields of Products
 
 
-def _moments(layer: Layer) -> dict[str, float]:
+def _layer_moments(layer: Layer) -> dict[str, float]:
     out = {}
     for kind in layer.kinds:
         recorded = layer.recorded(kind)
@@ -230,22 +226,20 @@ def _moments(layer: Layer) -> dict[str, float]:
         if recorded.buckets is not None:
             out[f"mean_{kind}"] = recorded.buckets.mean_norm
     if layer.products is not None:
-        out |= zip(_PRODUCTS, astuple(layer.products), strict=True)
+        out |= zip(_PRODUCT_KEYS, astuple(layer.products), strict=True)
     return out
 
 
-def _layer(i: int, entry: Mapping[str, Any], sizes: tuple[int, ...], tensors: Tensors) -> Layer:
+def _read_layer(
+    i: int, entry: Mapping[str, Any], sizes: tuple[int, ...], tensors: NamedTensors
+) -> Layer:
     moments = entry["moments"]
-    kinds: dict[str, Any] = {
-        kind: _recorded(
-            f"{i}.{kind}.", moments[f"trace_{kind}"], moments.get(f"mean_{kind}"), sizes, tensors
-        )
-        for kind in KINDS
-        if f"trace_{kind}" in moments
-    }
-    products = None
-    if "gradients" in kinds:
-        products = Products(*(float(moments[name]) for name in _PRODUCTS))
-    own: dict[str, Any] = {name: entry[name] for name in _OF_LAYER if name in entry}
-    own |= {name: tensors.get(name) for name in _SHARED}
-    return Layer(**{**own, "shape": tuple(entry["shape"])}, products=products, **kinds)
+    values: dict[str, Any] = {name: entry[name] for name in _LAYER_FIELDS if name in entry}
+    values |= {name: tensors.get(name) for name in _SHARED_TENSORS}
+    values["shape"] = tuple(entry["shape"])
+    for kind in schema.recorded_kinds(entry):
+        trace, mean = moments[f"trace_{kind}"], moments.get(f"mean_{kind}", 0)
+        values[kind] = _read_kind(f"{i}.{kind}.", trace, mean, sizes, tensors)
+    if "gradients" in values:
+        values["products"] = Products(*(float(moments[name]) for name in _PRODUCT_KEYS))
+    return Layer(**values)

@@ -1,10 +1,10 @@
-"""Layer: one layer's share of a Representation, as records of what was kept of its vectors.
+"""One layer of a Representation: its kernels, sketches, norms and moments.
 
-A layer has *features* and, if recorded, *gradients* and their *elementwise* product. Of each kind
-it keeps exact kernels inside blocks of samples (of small data, that of all samples), the squared
-norm of each sample, a sketch in the layer's own coordinates, the kernel of the buckets, and, in
-shards, the accumulators that those come from. Packing is `_ops.packed_kernels`; the records hold,
-it computes.
+A layer has *features* and, if recorded, *gradients* and their *elementwise* product. For each kind
+it stores exact Gram matrices inside blocks of samples (for small data, the full Gram matrix), the
+squared norm of each sample, a sketch in the layer's own coordinates, the CountSketch (bucket)
+kernel and, in shards, the accumulators that the bucket kernel is computed from. The classes here
+only hold packed tensors; `_ops` packs and unpacks them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Literal, NoReturn
 import torch
 from torch import Tensor
 
-from .._by_content import by_content
-from .._ops import packed_kernels as packing
+from .._ops import packing
+from .._utils.equality import by_content
 from ..errors import DataError, MismatchError
 
 Kind = Literal["features", "gradients", "elementwise"]
 NORMS_KEPT = 65_536  # squared norms of single samples: those of the first places of the order
 KINDS: tuple[Kind, ...] = ("features", "gradients", "elementwise")
-_OPTION = {
+_OPTION_TO_RECORD = {
     "features": "features",
-    "gradients": "gradients on (the default)",
-    "elementwise": "elementwise=True",
+    "gradients": "`gradients=True` (the default)",
+    "elementwise": "`elementwise=True`",
 }
 
 
@@ -60,7 +60,7 @@ class Whole:
         starts = list(itertools.accumulate(self.sizes, initial=0))
         triangle = kernel.triangle.new_zeros(len(self.sizes), size * (size - 1) // 2)
         for row, start, n in zip(triangle, starts, self.sizes, strict=False):
-            i, j = packing.lower(n)
+            i, j = packing.lower_triangle(n)
             row[: len(i)] = kernel.triangle[0, (i + start) * (i + start - 1) // 2 + j + start]
 
         def cut(x: Tensor) -> Tensor:  # (1, N) -> (k, size)
@@ -74,14 +74,16 @@ class Whole:
 @by_content
 @dataclass(frozen=True, eq=False)
 class Sketch:
-    """Y = S X P: samples added into 128 rows and features into 256 columns, with random signs.
+    """Sums of all samples with random signs, which add up over shards as kernels do not.
 
+    The two-sided sketch is Y = S X P: samples added into 128 rows and features into 256 columns.
     Both maps are functions of the seed, the sample's index and the feature's logical index alone,
-    so that sketches of two networks of one shape can be taken from each other.
+    so that sketches of two networks of one shape can be taken from each other. The accumulators of
+    the buckets are F̃ (M, D), from which the bucket kernel is computed.
     """
 
-    table: Tensor  # (128, 256) float32
-    total: Tensor  # (256,) float64: the sum of all samples, folded
+    table: Tensor  # (128, 256) or (M, D) float32
+    total: Tensor  # (256,) or (D,) float64: the sum of all samples, folded
 
 
 @by_content
@@ -97,15 +99,6 @@ class Buckets:
 
 @by_content
 @dataclass(frozen=True, eq=False)
-class Sums:
-    """The accumulators: they add up over shards, which kernels do not."""
-
-    buckets: Tensor  # (M, D) float32: F̃
-    total: Tensor  # (D,) float64: the sum of all samples
-
-
-@by_content
-@dataclass(frozen=True, eq=False)
 class Recorded:
     """What was kept of one kind of vector."""
 
@@ -114,9 +107,9 @@ class Recorded:
     whole: Whole | None = None  # instead of blocks, where data are few
     norms: Tensor | None = None  # float32: ‖x‖² at each place of the order, the first 65,536 of
     # them; NaN where a sample was skipped or is in another shard
-    sketch: Sketch | None = None
+    sketch: Sketch | None = None  # in coordinates
     buckets: Buckets | None = None
-    sums: Sums | None = None
+    sums: Sketch | None = None  # the accumulators of the buckets, in shards
 
 
 @dataclass(frozen=True)
@@ -132,20 +125,35 @@ class Products:
 @by_content
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One layer of a recording. Kernels come out in float64."""
+    """One layer of a recording. Kernels are returned in float64.
+
+    Attributes:
+        name: name of the layer.
+        shape: shape of one sample's activations before pooling; of images, channels first.
+        dim: length of the recorded vector.
+        folded: whether `max_dim` folded the vectors before bucketing.
+        features: what was stored of the activations.
+        gradients: what was stored of the gradients; None if not recorded.
+        elementwise: what was stored of features times gradients; None if not recorded.
+        products: sums over samples of features with gradients; None without gradients.
+        signs: for each bucket, the sum of the signs of its samples; None without buckets.
+        sketch_signs: for each row of the sketches, the sum of the signs of its samples.
+        bare_name: name without those of wrappers around the network.
+        channels_last: whether the network has its images as (height, width, channels).
+    """
 
     name: str
-    shape: tuple[int, ...]  # of one sample's features before pooling; of images, channels first
-    dim: int  # width of the recorded vector
-    folded: bool  # whether max_dim acted on the buckets
+    shape: tuple[int, ...]
+    dim: int
+    folded: bool
     features: Recorded
     gradients: Recorded | None = None
     elementwise: Recorded | None = None
-    products: Products | None = None  # with gradients
-    signs: Tensor | None = None  # (M,) sums of the signs of each bucket's samples
-    sketch_signs: Tensor | None = None  # (128,) likewise, of each row of the sketches
-    bare_name: str = ""  # without the names of wrappers around the network
-    channels_last: bool = False  # the network has its images as (height, width, channels)
+    products: Products | None = None
+    signs: Tensor | None = None  # (M,)
+    sketch_signs: Tensor | None = None  # (128,)
+    bare_name: str = ""
+    channels_last: bool = False
 
     @property
     def shape_in_network(self) -> tuple[int, ...]:
@@ -158,19 +166,40 @@ class Layer:
         return tuple(kind for kind in KINDS if getattr(self, kind) is not None)
 
     def recorded(self, kind: Kind) -> Recorded:
-        """What was kept of a kind, or an error that says how to record it."""
+        """What was stored of one kind of vector.
+
+        Args:
+            kind: `"features"`, `"gradients"` or `"elementwise"`.
+
+        Returns:
+            Its blocks, buckets and sums.
+
+        Raises:
+            MismatchError: if it was not recorded; the message says how to record it.
+        """
         if kind not in KINDS:
-            raise DataError(f"kind must be one of {', '.join(KINDS)}; found {kind!r}")
+            raise DataError(f"`kind` must be one of {', '.join(KINDS)}; found {kind!r}")
         found: Recorded | None = getattr(self, kind)
         if found is None:
             raise MismatchError(
                 f"layer {self.name!r} holds no {kind}: it was recorded without; record again with "
-                f"{_OPTION[kind]}"
+                f"{_OPTION_TO_RECORD[kind]}"
             )
         return found
 
     def packed_blocks(self, kind: Kind, *, whole: bool = False) -> Blocks:
-        """Block kernels as they are stored; with `whole`, the kernel of all samples as one."""
+        """Gram matrices of blocks, as they are stored.
+
+        Args:
+            kind: `"features"`, `"gradients"` or `"elementwise"`.
+            whole: whether to return the Gram matrix of all samples as one block.
+
+        Returns:
+            Packed triangles and diagonals.
+
+        Raises:
+            MismatchError: if they were not recorded.
+        """
         found = self.recorded(kind)
         if found.whole is not None:
             return found.whole.kernel if whole else found.whole.blocks
@@ -179,22 +208,41 @@ class Layer:
         return found.blocks
 
     def blocks(self, kind: Kind, *, whole: bool = False) -> Tensor:
-        """Block kernels as full matrices (k, B, B); a short block is padded with zeros."""
+        """Gram matrices of blocks, as full matrices.
+
+        Args:
+            kind: `"features"`, `"gradients"` or `"elementwise"`.
+            whole: whether to return the Gram matrix of all samples as one block.
+
+        Returns:
+            A float64 tensor (k, B, B); a short block is padded with zeros.
+
+        Raises:
+            MismatchError: if they were not recorded.
+        """
         packed = self.packed_blocks(kind, whole=whole)
         diagonal = packed.diagonal.double()
-        square = packing.squares(packing.unpack16(packed.triangle, diagonal), diagonal)
+        square = packing.symmetric_matrices(packing.unpack16(packed.triangle, diagonal), diagonal)
         if packed.offset is None:
             return square
         u, real = packed.offset.double(), (packed.diagonal + packed.offset.abs()) > 0
-        both = real[:, :, None] & real[:, None, :]
-        return square + (u[:, :, None] + u[:, None, :]) * both
+        both_real = real[:, :, None] & real[:, None, :]
+        return square + (u[:, :, None] + u[:, None, :]) * both_real
 
     def buckets(self, kind: Kind, *, centre: bool = False) -> Tensor:
-        """The kernel (M, M) of the sketched samples, K̃ = F̃F̃ᵀ.
+        """The kernel of the sketched samples, K̃ = F̃F̃ᵀ.
 
-        With `centre`, that of the samples with their mean taken off before sketching:
-        (F̃ − c f̄ᵀ)(F̃ − c f̄ᵀ)ᵀ with c the sum of signs in each bucket. That is exact,
-        which centring the M × M matrix itself is not.
+        Args:
+            kind: `"features"`, `"gradients"` or `"elementwise"`.
+            centre: whether to subtract the mean from the samples before sketching, which gives
+                (F̃ − c f̄ᵀ)(F̃ − c f̄ᵀ)ᵀ with c the sum of signs in each bucket. That is exact;
+                centring the M × M matrix itself is not.
+
+        Returns:
+            A float64 tensor (M, M).
+
+        Raises:
+            MismatchError: if buckets were not recorded.
         """
         found = self.recorded(kind).buckets
         if found is None or self.signs is None:
@@ -213,6 +261,10 @@ class Layer:
         )
 
     def without_sums(self) -> Layer:
-        """The same without its accumulators."""
+        """The same without its accumulators.
+
+        Returns:
+            A new layer, which can be compared but not merged.
+        """
         kinds = {kind: replace(self.recorded(kind), sums=None) for kind in self.kinds}
         return replace(self, **kinds)  # type: ignore[arg-type]

@@ -1,26 +1,27 @@
-"""What a file must hold to be read: every key of its header, every tensor's dtype and shape.
+"""Validation of files: every key of the header, and the dtype, shape and values of every tensor.
 
-A checksum says that a file is as it was written, this that a Representation can be made of it. Keys
-that a later version may add are passed over where that is safe: in what says where things came
-from. Nowhere else.
+A checksum shows that a file is as it was written; the rules here show that a Representation can be
+built from it. Unknown keys, which a later version may add, are ignored only where that is safe: in
+the provenance. Result files and checkpoints use the same kind of rules.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 import reprlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._ops.feature_fold import rows_and_run
+from .._ops.fold import fold_shape
 from ..errors import FormatError
-from .container import DTYPES
-from .layer import KINDS, NORMS_KEPT
-from .outputs import ALL_UP_TO, GROUPS, TOP
+from .layer import KINDS, NORMS_KEPT, Kind
+from .outputs import CLASS_GROUPS, MAX_FULL_CLASSES, MAX_LABELS, TOP_CLASSES
+from .tensor_file import DTYPE_NAMES
 
 
 class Rule(NamedTuple):
@@ -31,27 +32,16 @@ class Rule(NamedTuple):
     needed: bool = True
 
 
-def _whole(x: Any, least: int = 0, below: int = 2**63) -> bool:
-    return type(x) is int and least <= x < below
+def whole(words: str, least: int = 0, below: int = 2**63) -> Rule:
+    """An integer in a range, which the words name; True and 1.0 are none."""
+    return Rule(f"a whole number {words}", lambda x: type(x) is int and least <= x < below)
 
 
-def _number(x: Any) -> bool:
-    return type(x) is float or _whole(x, -(2**1000), 2**1000)
+def _is_number(x: Any) -> bool:
+    return type(x) is float or (type(x) is int and abs(x) < 2**1000)
 
 
-def _real(x: Any) -> bool:
-    return _number(x) and math.isfinite(x)
-
-
-def _is_hash(x: Any) -> bool:
-    return type(x) is str and len(x) == 16 and set(x) <= set("0123456789abcdef")
-
-
-def _shards(x: Any) -> bool:
-    return PAIRS.holds(x) and _ascend(x) and all(i < n == x[0][1] for i, n in x)
-
-
-def _ascend(x: Sequence[Any]) -> bool:
+def _is_ascending(x: Sequence[Any]) -> bool:
     return all(a < b for a, b in itertools.pairwise(x))
 
 
@@ -73,23 +63,42 @@ def list_of(rule: Rule, least: int = 0, most: float = math.inf) -> Rule:
 
     many = f" of {least} or more" if least else ""
     many = f" of {least}" if least == most else many
-    return Rule(f"a list{many}, each {rule.words}", holds)
+    limit = f", at most {most:,}" if least < most < math.inf else ""
+    return Rule(f"a list{many}, each {rule.words}{limit}", holds)
 
 
-COUNT = Rule("a whole number from 0 up", _whole)
-ONE = Rule("a whole number from 1 up", lambda x: _whole(x, 1))
+COUNT = whole("from 0 up")
+ONE = whole("from 1 up", 1)
 TEXT = Rule("text", lambda x: type(x) is str)
 YES_NO = Rule("true or false", lambda x: type(x) is bool)
-REAL = Rule("a finite number", _real)
-SQUARE = Rule("a finite number from 0 up", lambda x: _real(x) and x >= 0)
-HASH = Rule("16 hexadecimal digits", _is_hash)
+REAL = Rule("a finite number", lambda x: _is_number(x) and math.isfinite(x))
+SQUARE = Rule("a finite number from 0 up", lambda x: REAL.holds(x) and x >= 0)
+HASH = Rule(
+    "16 hexadecimal digits",
+    lambda x: type(x) is str and re.fullmatch("[0-9a-f]{16}", x) is not None,
+)
 MAPPING = Rule("an object", lambda x: type(x) is dict)
-PAIRS = list_of(list_of(COUNT, 2, 2), 1)
-SHARDS = Rule("ascending pairs [i, n], i below n and n the same in all", _shards)
-TABLE = list_of(list_of(or_null(Rule("a number", _number))))
+_NOTE = {"code": TEXT, "values": MAPPING, "text": TEXT}
+NOTES = list_of(  # sentences alone in files of earlier versions
+    Rule(
+        "text or a note",
+        lambda x: (
+            TEXT.holds(x)
+            or (type(x) is dict and all(rule.holds(x.get(key)) for key, rule in _NOTE.items()))
+        ),
+    )
+)
+MAX_SHARDS = 65_536  # of one recording
+MAX_AXES = 16  # of a layer's output, as of a tensor on a GPU in practice
+PAIRS = list_of(list_of(COUNT, 2, 2), 1, MAX_SHARDS)
+SHARDS = Rule(
+    f"ascending pairs [i, n], at most {MAX_SHARDS:,}, i below n and n the same in all",
+    lambda x: PAIRS.holds(x) and _is_ascending(x) and all(i < n == x[0][1] for i, n in x),
+)
+TABLE = list_of(list_of(or_null(Rule("a number", _is_number))))
 
 
-_TOP = {
+_TOP_LEVEL_RULES = {
     "settings": MAPPING,
     "samples": ONE,
     "model": MAPPING,
@@ -99,11 +108,15 @@ _TOP = {
     "block_numbers": list_of(COUNT),
     "block_hashes": optional(or_null(list_of(HASH))),
     "label_hashes": optional(or_null(list_of(HASH))),
-    "classes": optional(or_null(Rule("a whole number from 2 up", lambda x: _whole(x, 2)))),
+    "classes": optional(or_null(whole("from 2 up", 2))),
     "layers": list_of(MAPPING, 1),
 }
-_SETTINGS = {
-    "seed": Rule("a whole number below 2⁶⁴", lambda x: _whole(x, 0, 2**64)),
+_MULTI_LABEL_RULES = {  # in format 3, the files of multi-label networks
+    "classes": Rule("null", lambda x: x is None),
+    "labels": whole(f"from 1 to {MAX_LABELS}", 1, MAX_LABELS + 1),
+}
+_SETTINGS_RULES = {
+    "seed": whole("below 2⁶⁴", below=2**64),
     "buckets": COUNT,
     "per_sample": ONE,
     "block": ONE,
@@ -116,7 +129,7 @@ _SETTINGS = {
     "unit": optional(one_of("sample", "token")),
     "tokens": optional(ONE),
 }
-_PARTS = {
+_PROVENANCE_RULES = {
     "model": {
         "name": TEXT,
         "fingerprint": or_null(HASH),
@@ -143,44 +156,50 @@ _PARTS = {
         "torch": TEXT,
         "resemblance": TEXT,
         "date": TEXT,
+        "logits": optional(or_null(TEXT)),
     },
 }
-_LAYER = {
+_LAYER_RULES = {
     "name": TEXT,
-    "shape": list_of(ONE),
+    "shape": list_of(ONE, 0, MAX_AXES),
     "dim": ONE,
     "folded": YES_NO,
     "moments": MAPPING,
     "bare_name": optional(TEXT),
     "channels_last": optional(YES_NO),
 }
-_PRODUCTS = {"product": SQUARE, "inner": REAL, "inner_squared": SQUARE, "inner_fourth": SQUARE}
+_PRODUCT_RULES = {"product": SQUARE, "inner": REAL, "inner_squared": SQUARE, "inner_fourth": SQUARE}
 
 
 def check_header(header: Mapping[str, Any]) -> None:
     """An error that names the first key of a header which is not what it must be."""
-    check_part("", header, _TOP)
-    check_part("settings", header["settings"], _SETTINGS, closed=True)
-    for part, rules in _PARTS.items():
+    check_part("", header, _TOP_LEVEL_RULES)
+    if header["format"] == 3:
+        check_part("", header, _MULTI_LABEL_RULES)
+    check_part("settings", header["settings"], _SETTINGS_RULES, closed=True)
+    for part, rules in _PROVENANCE_RULES.items():
         check_part(part, header[part], rules)
     settings = header["settings"]
+    left_out = {
+        "gradients": settings["target"] == "none",
+        "elementwise": not settings["elementwise"],
+    }
+    kinds = [kind for kind in KINDS if not left_out.get(kind)]
+    sums = ["trace", "mean"] if settings["buckets"] else ["trace"]
+    rules = {f"{name}_{kind}": SQUARE for name in sums for kind in kinds}
+    rules |= _PRODUCT_RULES if "gradients" in kinds else {}
     for i, layer in enumerate(header["layers"]):
-        where = f"layers[{i}]"
-        check_part(where, layer, _LAYER)
-        moments = layer["moments"]
-        kinds = [kind for kind in KINDS if f"trace_{kind}" in moments]
-        wanted = ["features"]
-        wanted += ["gradients"] if settings["target"] != "none" else []
-        wanted += ["elementwise"] if settings["elementwise"] else []
-        if kinds != wanted:
-            raise FormatError(f"{where}.moments must have traces of {wanted}, found {kinds}")
-        rules = {f"trace_{kind}": SQUARE for kind in kinds}
-        if settings["buckets"]:
-            rules |= {f"mean_{kind}": SQUARE for kind in kinds}
-        if "gradients" in kinds:
-            rules |= _PRODUCTS
-        check_part(f"{where}.moments", moments, rules)
+        check_part(f"layers[{i}]", layer, _LAYER_RULES)
+        found = recorded_kinds(layer)
+        if found != kinds:
+            raise FormatError(f"layers[{i}].moments must have traces of {kinds}, found {found}")
+        check_part(f"layers[{i}].moments", layer["moments"], rules)
     _check_sizes(header)
+
+
+def recorded_kinds(layer: Mapping[str, Any]) -> list[Kind]:
+    """Which kinds of vectors a layer of a header has."""
+    return [kind for kind in KINDS if f"trace_{kind}" in layer["moments"]]
 
 
 def _check_sizes(header: Mapping[str, Any]) -> None:
@@ -188,7 +207,7 @@ def _check_sizes(header: Mapping[str, Any]) -> None:
     settings, sizes, numbers = (header[key] for key in ("settings", "block_sizes", "block_numbers"))
     hashes = [header.get(key) for key in ("block_hashes", "label_hashes")]
     names = [layer["name"] for layer in header["layers"]]
-    in_numbers = len(numbers) == len(sizes) and _ascend(numbers)
+    in_numbers = len(numbers) == len(sizes) and _is_ascending(numbers)
     rules = (
         ("names of layers must differ", len(set(names)) == len(names), names),
         ("block_numbers must ascend, one for each of block_sizes", in_numbers, numbers),
@@ -215,7 +234,7 @@ def _check_sizes(header: Mapping[str, Any]) -> None:
         ),
         (
             "blocks of tokens must come in whole windows",
-            _in_windows(sizes, numbers, settings.get("tokens", 1)),
+            _are_whole_windows(sizes, numbers, settings.get("tokens", 1)),
             numbers,
         ),
         (
@@ -226,21 +245,15 @@ def _check_sizes(header: Mapping[str, Any]) -> None:
     )
     for words, holds, found in rules:
         if not holds:
-            raise FormatError(f"{words}, found {_short(found)}")
+            raise FormatError(f"{words}, found {reprlib.repr(found)}")
 
 
-def _in_windows(sizes: Sequence[int], numbers: Sequence[int], tokens: int) -> bool:
-    """Whether blocks come in runs, one a token, that begin at a multiple and have one size."""
-    if tokens == 1:
-        return True
-    if len(sizes) != len(numbers) or len(sizes) % tokens:
-        return False
-    starts = range(0, len(sizes), tokens)
-    runs = [(set(sizes[i : i + tokens]), list(numbers[i : i + tokens])) for i in starts]
-    return all(
-        len(size) == 1 and run[0] % tokens == 0 and run == list(range(run[0], run[0] + tokens))
-        for size, run in runs
-    )
+def _are_whole_windows(sizes: Sequence[int], numbers: Sequence[int], tokens: int) -> bool:
+    """Whether blocks come in windows of one size, each of successive numbers, one a token."""
+    starts = [number for number in numbers if number % tokens == 0]
+    windows = zip(starts, sizes[::tokens], strict=False)
+    expected = [(start + i, size) for start, size in windows for i in range(tokens)]
+    return expected == list(zip(numbers, sizes, strict=False))
 
 
 def check_part(
@@ -253,188 +266,167 @@ def check_part(
             if rule.needed:
                 raise FormatError(f"{name} is missing, which must be {rule.words}")
         elif not rule.holds(part[key]):
-            raise FormatError(f"{name} must be {rule.words}, found {_short(part[key])}")
+            raise FormatError(f"{name} must be {rule.words}, found {reprlib.repr(part[key])}")
     if closed:
-        _refuse_unknown(f"keys of {where}", set(part) - set(rules))
+        _raise_unknown(f"keys of {where}", set(part) - set(rules))
 
 
 def check_groups(header: Mapping[str, Any], present: Collection[str]) -> None:
     """An error if a file has groups of tensors that belong to no layer, nor to a later version."""
     known = [*map(str, range(len(header["layers"]))), ""]
-    known += ["outputs"] if header.get("classes") is not None else []
+    known += ["outputs"] if header.get("classes") or predicted_labels(header) else []
     known += ["rows"] if header["settings"].get("unit") == "token" else []
-    _refuse_unknown("groups of tensors", set(present).difference(known))
+    _raise_unknown("groups of tensors", set(present).difference(known))
 
 
-def _refuse_unknown(what: str, names: Collection[str]) -> None:
+def predicted_labels(header: Mapping[str, Any]) -> int | None:
+    """How many labels a multi-label network predicts; None for other networks."""
+    return header["labels"] if header["format"] == 3 else None
+
+
+def _raise_unknown(what: str, names: Collection[str]) -> None:
     if names:
-        raise FormatError(f"{what} that this version does not know: {_short(sorted(names))}")
+        raise FormatError(f"{what} that this version does not know: {reprlib.repr(sorted(names))}")
 
 
-class Form(NamedTuple):
-    """What a tensor must be."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
+TensorSpec = tuple[torch.dtype, tuple[int, ...]]
 
 
 def check_tensors(
     header: Mapping[str, Any], tensors: Mapping[str, Tensor], layers: Sequence[int]
 ) -> None:
     """An error that names the first tensor that is missing, unknown or not what it must be."""
-    known: set[str] = set()
-    settings = header["settings"]
-    forms = {"signs": Form(torch.float32, (settings["buckets"],))} if settings["buckets"] else {}
-    known |= _check(tensors, forms)
-    if any(key == "sketch_signs" or key.endswith(".sketch.table") for key in tensors):
-        known |= _check(tensors, {"sketch_signs": Form(torch.float32, (128,))})
-    if header.get("classes") is not None:
-        known |= _check(tensors, _of_outputs(header, tensors))
-        _check_outputs(header, tensors)
-    if any(key.startswith("rows.") for key in tensors):
-        form = Form(torch.int64, (len(header["block_sizes"]), settings["block"]))
-        known |= _check(tensors, {"rows.sequence": form, "rows.position": form})
-        _check_rows(header, tensors)
+    known = _shared_specs(header, tensors)
     for i in layers:
-        layer = header["layers"][i]
-        for kind in (kind for kind in KINDS if f"trace_{kind}" in layer["moments"]):
-            prefix = f"{i}.{kind}."
-            here = {key.removeprefix(prefix) for key in tensors if key.startswith(prefix)}
-            width = _folded(header, layer, f"{i}.features.sketch.table" in tensors)
-            forms = _forms(header, here, tensors.get(f"{prefix}norms"), width)
-            if kind == "elementwise":  # of which neither is kept
-                forms = {k: v for k, v in forms.items() if k != "norms" and "sketch" not in k}
-            known |= _check(tensors, {prefix + name: form for name, form in forms.items()})
-    _refuse_unknown("tensors", set(tensors) - known)
-    _check_padding(header, tensors)
-    _check_norms(header, tensors)
-
-
-def _folded(header: Mapping[str, Any], layer: Mapping[str, Any], by_channel: bool) -> int:
-    """The width of a layer's accumulators; channels are folded apart since there are sketches."""
-    settings, dim, shape = header["settings"], layer["dim"], layer["shape"]
-    images = by_channel and settings["pool"] == "flatten" and len(shape) > 2
-    return math.prod(rows_and_run(dim, settings["max_dim"] or dim, shape[0] if images else 1))
-
-
-def _forms(
-    header: Mapping[str, Any],
-    here: Collection[str],
-    norms: Tensor | None,
-    width: int,  # of accumulators
-) -> dict[str, Form]:
-    """The tensors that one kind of a layer must have, those that are optional if they are here."""
-    settings, k, n = header["settings"], len(header["block_sizes"]), header["samples"]
-    size, m = settings["block"], settings["buckets"]
-    out: dict[str, Form] = {}
-    if settings["blocks"]:
-        whole = "whole.triangle" in here and sum(header["block_sizes"]) == n
-        name, count, b = ("whole", 1, n) if whole else ("blocks", k, size)
-        out[f"{name}.triangle"] = Form(torch.int16, (count, b * (b - 1) // 2))
-        out[f"{name}.diagonal"] = Form(torch.float32, (count, b))
-        if f"{name}.offset" in here:
-            out[f"{name}.offset"] = Form(torch.float32, (count, b))
-    if m:
-        out["buckets.triangle"] = Form(torch.uint8, (m * (m - 1) // 2, 3))
-        out["buckets.diagonal"] = out["buckets.mean"] = Form(torch.float32, (m,))
-    if norms is not None:
-        out["norms"] = Form(torch.float32, (min(norms.numel(), NORMS_KEPT),))
-    if "sketch.table" in here or "sketch.total" in here:
-        out["sketch.table"] = Form(torch.float32, (128, 256))
-        out["sketch.total"] = Form(torch.float64, (256,))
-    if m and ("sums" in here or "total" in here):
-        out |= {"sums": Form(torch.float32, (m, width)), "total": Form(torch.float64, (width,))}
-    return out
-
-
-def _check(tensors: Mapping[str, Tensor], forms: Mapping[str, Form]) -> set[str]:
-    for name, form in forms.items():
+        for kind in recorded_kinds(header["layers"][i]):
+            known |= _kind_specs(header, i, kind, tensors)
+    for name, (dtype, shape) in known.items():
         if name not in tensors:
             raise FormatError(f"tensor {name} is missing")
         x = tensors[name]
-        found, wanted = (x.dtype, tuple(x.shape)), (form.dtype, form.shape)
-        if found != wanted:
-            kind = DTYPES.get(x.dtype, str(x.dtype).removeprefix("torch."))
+        if x.dtype != dtype or tuple(x.shape) != shape:
+            found = DTYPE_NAMES.get(x.dtype, str(x.dtype).removeprefix("torch."))
             raise FormatError(
-                f"tensor {name} must be {DTYPES[form.dtype]} {list(form.shape)}, found "
-                f"{kind} {list(x.shape)}"
+                f"tensor {name} must be {DTYPE_NAMES[dtype]} {list(shape)}, found "
+                f"{found} {list(x.shape)}"
             )
-        if not _sensible(name, x):
+        if not _has_valid_values(name, x):
             raise FormatError(f"tensor {name} holds values that it cannot have")
-    return set(forms)
+    _raise_unknown("tensors", set(tensors) - set(known))
+    for words, holds in _agreements(header, tensors):
+        if not holds:
+            raise FormatError(f"{words}, found other values")
 
 
-def _check_padding(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """A block that is not full fills the beginning of its row."""
-    full = header["settings"]["block"]
-    short = [(i, n) for i, n in enumerate(header["block_sizes"]) if n < full]
-    for name in (name for name in tensors if ".blocks." in name):
-        for i, n in short:
-            rest = n * (n - 1) // 2 if name.endswith(".triangle") else n
-            if bool(tensors[name][i, rest:].any()):
-                raise FormatError(
-                    f"tensor {name} must be zero beyond the {n} samples of block {i}, found other "
-                    "values"
-                )
+def _complete(
+    tensors: Mapping[str, Tensor], groups: Sequence[dict[str, TensorSpec]], prefix: str = ""
+) -> dict[str, TensorSpec]:
+    """Those groups of optional tensors of which a file has any: it must have all of the group."""
+    named = [{prefix + name: spec for name, spec in group.items()} for group in groups]
+    return {
+        k: v for group in named if not tensors.keys().isdisjoint(group) for k, v in group.items()
+    }
 
 
-def _of_outputs(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Form]:
-    """The tensors of what was predicted."""
-    rows, classes = sum(header["block_sizes"]), header["classes"]
-    out: dict[str, Form] = {}
-    if classes <= ALL_UP_TO:
-        out["every"] = Form(torch.float32, (rows, classes))
-    else:
-        out["top"] = Form(torch.int64, (rows, TOP))
-        out["top_log_p"] = Form(torch.float32, (rows, TOP))
-        out["groups"] = Form(torch.float32, (rows, GROUPS))
-        if "outputs.others" in tensors or "outputs.others_log_p" in tensors:
-            out["others"], out["others_log_p"] = out["top"], out["top_log_p"]
-    if "outputs.labels" in tensors:
-        out["labels"] = Form(torch.int64, (rows,))
-    return {f"outputs.{name}": form for name, form in out.items()}
+def _shared_specs(
+    header: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> dict[str, TensorSpec]:
+    """The tensors that layers share: signs, which tokens rows are, and what was predicted."""
+    settings, rows = header["settings"], sum(header["block_sizes"])
+    classes, labels = header.get("classes"), predicted_labels(header)
+    out: dict[str, TensorSpec] = {}
+    optional: list[dict[str, TensorSpec]] = []
+    if settings["buckets"]:
+        out["signs"] = torch.float32, (settings["buckets"],)
+    if any(key == "sketch_signs" or key.endswith(".sketch.table") for key in tensors):
+        out["sketch_signs"] = torch.float32, (128,)
+    if settings.get("unit") == "token":
+        places = torch.int64, (len(header["block_sizes"]), settings["block"])
+        optional.append({"rows.sequence": places, "rows.position": places})
+    if labels is not None:
+        out["outputs.label_logits"] = torch.float32, (rows, labels)
+        optional.append({"outputs.labels": (torch.int16, (rows, labels))})
+    elif classes is not None:
+        top, log_p = (torch.int64, (rows, TOP_CLASSES)), (torch.float32, (rows, TOP_CLASSES))
+        if classes <= MAX_FULL_CLASSES:
+            out["outputs.every"] = torch.float32, (rows, classes)
+        else:
+            out |= {"outputs.top": top, "outputs.top_log_p": log_p}
+            out["outputs.groups"] = torch.float32, (rows, CLASS_GROUPS)
+            optional.append({"outputs.others": top, "outputs.others_log_p": log_p})
+        optional.append({"outputs.labels": (torch.int64, (rows,))})
+    return out | _complete(tensors, optional)
 
 
-def _check_outputs(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Classes that there are, and logarithms of probabilities that add up to one."""
-    for name, least in (("top", 0), ("others", 0), ("labels", -1)):
-        x = tensors.get(f"outputs.{name}")
-        if x is not None and bool(((x < least) | (x >= header["classes"])).any()):
-            raise FormatError(f"tensor outputs.{name} must hold classes, found other numbers")
-    for name in ("every", "groups"):
-        x = tensors.get(f"outputs.{name}")
-        if x is not None and bool((x.double().exp().sum(1) - 1).abs().gt(1e-3).any()):
-            raise FormatError(f"tensor outputs.{name} must hold probabilities, found others")
-    top = tensors.get("outputs.top_log_p")
-    if top is not None and bool((top[:, 1:] > top[:, :-1]).any()):
-        raise FormatError("tensor outputs.top_log_p must fall from the likeliest on")
+def _kind_specs(
+    header: Mapping[str, Any], i: int, kind: Kind, tensors: Mapping[str, Tensor]
+) -> dict[str, TensorSpec]:
+    """The tensors that one kind of a layer must have, those that are optional if they are here."""
+    settings, layer, prefix = header["settings"], header["layers"][i], f"{i}.{kind}."
+    sizes, size, m = header["block_sizes"], settings["block"], settings["buckets"]
+    out: dict[str, TensorSpec] = {}
+    optional: list[dict[str, TensorSpec]] = []
+    if settings["blocks"]:
+        count, name = len(sizes), "blocks"
+        if f"{prefix}whole.triangle" in tensors and sum(sizes) == header["samples"]:
+            count, name, size = 1, "whole", header["samples"]
+        out[f"{prefix}{name}.triangle"] = torch.int16, (count, size * (size - 1) // 2)
+        out[f"{prefix}{name}.diagonal"] = torch.float32, (count, size)
+        optional.append({f"{name}.offset": (torch.float32, (count, size))})
+    if m:
+        out[f"{prefix}buckets.triangle"] = torch.uint8, (m * (m - 1) // 2, 3)
+        out[f"{prefix}buckets.diagonal"] = out[f"{prefix}buckets.mean"] = torch.float32, (m,)
+        # channels are folded apart since there are sketches
+        apart = settings["pool"] == "flatten" and len(layer["shape"]) > 2
+        apart &= f"{i}.features.sketch.table" in tensors
+        channels, dim = layer["shape"][0] if apart else 1, layer["dim"]
+        width = math.prod(fold_shape(dim, settings["max_dim"] or dim, channels))
+        optional.append({"sums": (torch.float32, (m, width)), "total": (torch.float64, (width,))})
+    if kind != "elementwise":
+        norms = tensors.get(f"{prefix}norms", torch.empty(0, dtype=torch.float32))
+        optional.append({"norms": (torch.float32, (min(norms.numel(), NORMS_KEPT),))})
+        sketch = {"table": (torch.float32, (128, 256)), "total": (torch.float64, (256,))}
+        optional.append({f"sketch.{part}": spec for part, spec in sketch.items()})
+    return out | _complete(tensors, optional, prefix)
 
 
-def _check_rows(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Places of tokens in the data, and -1 beyond the size of a block."""
-    sizes = torch.tensor(header["block_sizes"], dtype=torch.int64)[:, None]
-    inside = torch.arange(header["settings"]["block"])[None] < sizes
-    for name in ("rows.sequence", "rows.position"):
-        if not torch.equal(tensors[name] >= 0, inside) or bool((tensors[name] < -1).any()):
-            raise FormatError(
-                f"tensor {name} must have places from 0 up for the samples of each block and -1 "
-                "beyond them, found others"
-            )
-
-
-def _check_norms(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """All layers and kinds know the norms of the same samples."""
+def _agreements(
+    header: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[str, bool | Tensor]]:
+    """What tensors must fulfil beside each other and the header, in words, and whether they do."""
+    block, sizes = header["settings"]["block"], header["block_sizes"]
+    inside = torch.arange(block) < torch.tensor(sizes, dtype=torch.int64)[:, None]
+    short = [(i, n) for i, n in enumerate(sizes) if n < block]
+    classes = header.get("classes") or 2  # a label is predicted or is not
     known = [~x.isnan() for name, x in tensors.items() if name.endswith(".norms")]
-    if any(not torch.equal(x, known[0]) for x in known):
-        raise FormatError("tensors norms must be of the same samples in all layers, found others")
-    if known and int(known[0].sum()) > header["samples"]:
-        raise FormatError(
-            f"tensors norms must be of at most {header['samples']} samples, found "
-            f"{int(known[0].sum())}"
-        )
+    if known:
+        alike = all(torch.equal(x, known[0]) for x in known)
+        yield "tensors norms must be of the same samples in all layers", alike
+        words = f"tensors norms must be of at most {header['samples']} samples"
+        yield words, known[0].sum() <= header["samples"]
+    for name, x in tensors.items():
+        end = name.removeprefix("outputs.")
+        if end in ("top", "others", "labels") and end != name:
+            least = -1 if end == "labels" else 0
+            yield f"tensor {name} must hold classes", ((x >= least) & (x < classes)).all()
+        elif name in ("outputs.every", "outputs.groups"):
+            near = (x.double().exp().sum(1) - 1).abs() <= 1e-3
+            yield f"tensor {name} must hold probabilities", near.all()
+        elif name == "outputs.top_log_p":
+            words = f"tensor {name} must fall from the likeliest on"
+            yield words, (x[:, 1:] <= x[:, :-1]).all()
+        elif name.startswith("rows."):
+            words = "places from 0 up for the samples of each block and -1 beyond them"
+            known_rows = torch.equal(x >= 0, inside) and bool((x >= -1).all())
+            yield f"tensor {name} must have {words}", known_rows
+        elif ".blocks." in name:  # a block that is not full fills the beginning of its row
+            for i, n in short:
+                rest = x[i, n * (n - 1) // 2 if name.endswith(".triangle") else n :]
+                words = f"must be zero beyond the {n} samples of block {i}"
+                yield f"tensor {name} {words}", not rest.any()
 
 
-def _sensible(name: str, x: Tensor) -> bool:
+def _has_valid_values(name: str, x: Tensor) -> bool:
     """Finite numbers, squares not below zero, correlations within ±1; NaN for a norm not known."""
     if x.dtype == torch.int16:
         return not bool((x == -(2**15)).any())
@@ -442,13 +434,9 @@ def _sensible(name: str, x: Tensor) -> bool:
         return not bool(((x[:, 2] == 0x80) & (x[:, 1] == 0) & (x[:, 0] == 0)).any())
     if not x.is_floating_point():
         return True
-    if name.startswith("outputs."):  # logarithms, -inf of nothing
+    if name.startswith("outputs.") and name != "outputs.label_logits":  # -inf of nothing
         return not bool((x.isnan() | (x > 1e-3)).any())
     if name.endswith(".norms"):
         return not bool((x.isinf() | (x < 0)).any())
     squares = name.endswith(".diagonal")
     return bool(x.isfinite().all()) and not (squares and bool((x < 0).any()))
-
-
-def _short(value: Any) -> str:
-    return reprlib.repr(value)

@@ -1,5 +1,6 @@
-"""How alike two Representations are: kernels, indices, estimators, errors, chance.
+"""Similarity of Representations: kernels, indices, estimators, standard errors, chance levels.
 
-`compare` for two networks, `compare_all` for many. May import: `representation`, `_ops`; never
-`recording`: whatever is compared was recorded before, by anyone.
+`compare` compares two networks, `compare_all` many and `trajectory` the checkpoints of one run.
+`agreement` compares predictions, `drift` coordinates, and `divergence` finds the first layer that
+differs. May import: `representation`; never `recording`, as recordings may come from anywhere.
 """

@@ -1,62 +1,60 @@
-"""Comparison: the similarities of two networks' layers, as a result to read, draw and keep.
+"""The `Comparison` of two networks' layers, which is the result of `compare`.
 
-Made by `compare`; nothing here computes a similarity.
+A `KernelComparison` has the scores of one kernel, a `FullComparison` those of features and of
+gradients with the drift of copies. Both can be summarised, plotted, turned into a data frame, saved
+and loaded. No similarity is computed here; `mean_over_layers` is the one definition of a mean over
+layers and its standard error.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
-from numbers import Real
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import torch
 
-from .._by_content import by_content
-from .._shown_text import shown
-from ..errors import DataError, optional
-from ..representation import schema
-from ..representation.schema import COUNT, TABLE, TEXT, YES_NO, list_of, one_of, or_null
-from . import result_files
-from .combinations import ESTIMATORS, INDICES, KERNELS, Estimator, Index, Kernel
-from .error_bars import student_t
-from .layer_matching import RULES, Known, MatchedBy, Matching, align, match
-from .result_files import plain as plain
-from .result_files import table
-from .same_predictions import Behaviour
+from .._utils.formatting import count_noun, format_score, join_error, printable
+from ..representation.notes import Note
+from ..representation.schema import (
+    COUNT,
+    MAPPING,
+    NOTES,
+    ONE,
+    TABLE,
+    TEXT,
+    YES_NO,
+    list_of,
+    one_of,
+    optional,
+    or_null,
+)
+from .agreement import Behaviour
+from .compare_config import ESTIMATORS, KERNELS, Estimator, Index, Kernel
+from .divergence import (
+    LayerDivergence,
+    divergence_if_tested,
+    first_divergence,
+)
+from .drift import Coordinates
+from .indices.registry import score_bounds
+from .jackknife import jackknife_error, student_interval
+from .pairing import (
+    MATCHING_RULES,
+    LayerKey,
+    MatchedBy,
+    Matching,
+    align_layers,
+    match_layers,
+)
+from .results import Plotted, Shape, StoredResult, count_samples, join_names
 
 if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
+    from typing_extensions import Self
 
-    from .parting_layer import Parting
-
-_MANY = 1000.0  # degrees of freedom: nearly normal
-_LATER = ("df", "replicates", "n_eff", "effective_blocks")  # not in files of 0.1
-_NAMED = 8  # layers without a counterpart that a summary names
-_RULES = {  # of a file
-    "models": list_of(TEXT, 2, 2),
-    "rows": list_of(TEXT, 1),
-    "columns": list_of(TEXT, 1),
-    "scores": TABLE,
-    "stderr": TABLE,
-    "chance": or_null(TABLE),
-    "chance_high": or_null(TABLE),
-    "kernel": one_of(*KERNELS),
-    "index": one_of(*INDICES),
-    "centre": YES_NO,
-    "estimator": one_of(*ESTIMATORS),
-    "paired": YES_NO,
-    "samples": list_of(COUNT, 2, 2),
-    "notes": list_of(TEXT),
-    **{key: schema.optional(or_null(TABLE)) for key in _LATER},
-    "matched_by": schema.optional(one_of(*RULES)),  # nor were these
-    "matched": schema.optional(list_of(or_null(COUNT))),
-    "tokens": schema.optional(or_null(schema.ONE)),
-    "behaviour": schema.optional(or_null(schema.MAPPING)),
-}
+_NORMAL_DF = 1000.0  # degrees of freedom: nearly normal
+_ADDED_IN_0_2 = ("df", "replicates", "n_eff", "effective_blocks")  # not in files of 0.1
 
 
 @dataclass(frozen=True)
@@ -70,70 +68,158 @@ class Match:
     aligned_scores: tuple[float, ...]
 
 
-@by_content
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """Similarities of the layers of two networks. Rows are layers of `a`, columns those of `b`.
+class Comparison(Plotted, StoredResult):
+    """How similar the layers of two networks are, by features and gradients or by one kernel.
 
-    `stderr` says how far a score may lie from its target. Of up to 1,024 samples the score itself
+    `comparison["features"]` and `comparison["gradients"]` are the comparisons by one kernel, with
+    scores, standard errors and more (`KernelComparison`). Without `kernel`, `compare` returns a
+    `FullComparison`, which holds both; with it, the `KernelComparison` itself, so that its `scores`
+    need no index.
+
+    Attributes:
+        notes: what a reader should know before using the result, see `Note`.
+        coordinates: the drift of each layer; None if not known.
+    """
+
+    _kind = "comparison"
+    notes: tuple[Note, ...]
+    coordinates: Coordinates | None = None
+
+    @property
+    def parts(self) -> tuple[KernelComparison, ...]:
+        """The comparisons by one kernel that it holds."""
+        raise NotImplementedError
+
+    def __getitem__(self, kernel: str) -> KernelComparison:
+        for part in self.parts:
+            if part.kernel == kernel:
+                return part
+        held = " and ".join(repr(part.kernel) for part in self.parts)
+        raise KeyError(f"no comparison by {kernel!r}; there is {held}")
+
+    @classmethod
+    def _from_dict(cls, content: Mapping[str, Any], where: str = "") -> Self:
+        if cls is not Comparison:
+            return super()._from_dict(content, where)
+        kind = FullComparison if "features" in content else KernelComparison
+        return kind._from_dict(content, where)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class KernelComparison(Comparison):
+    """Similarities of the layers of two networks by one kernel. Rows are layers of `a`.
+
+    `stderr` says how far a score may lie from its target. With up to 1,024 samples the score itself
     is exact, and the target is what as many samples drawn anew would score on average. Beyond, the
     score is estimated from a part of all pairs, and the target is the score of all samples that
-    were recorded. Of tokens it is always what other sequences would score on average.
+    were recorded. For tokens it is always what other sequences would score on average.
     `cka-debiased` does not depend on the number of samples: its target is always the
     population's. None of them covers another training run.
 
-    `matched_by` says how counterparts were found: by `name` (those of copies, whatever wraps them),
-    by `position` (as many layers of the same shapes) or by `similarity` (the alignment of scores,
-    which flatters). They are what means and curves over layers are made of.
+    `plot` draws a heatmap of all pairs of layers beside a curve over layers with error bars, in
+    which a ring marks the layer where the networks diverge. `to_frame` has one row for each pair of
+    layers: row, column, score, stderr, low, high (of the 95 % interval), df, chance, chance_high,
+    n_eff_row, n_eff_column, effective_blocks, counterpart (whether the two are) and matched_by.
+
+    Attributes:
+        models: names of the two networks.
+        rows: layers of the first network.
+        columns: layers of the second network.
+        scores: similarity of each row with each column; NaN where a layer is constant on the data.
+        stderr: standard error of each score.
+        chance: mean score when samples are paired at random; None if not known.
+        chance_high: 95 % quantile of that score; None if not known.
+        kernel: name of the kernel.
+        index: name of the similarity index.
+        centre: whether the kernels were centred.
+        estimator: how the scores were estimated.
+        paired: whether both networks were recorded on the same samples.
+        samples: number of samples that entered the scores, of each network.
+        notes: remarks that the summary repeats.
+        df: degrees of freedom of each standard error; None if not known.
+        replicates: scores of each row and its counterpart with one group of samples left out, an
+            array (groups, rows); None if not known.
+        n_eff: effective sample size of each row's and each column's kernel, in samples or, for
+            tokens, in sequences; None if not known.
+        effective_blocks: effective number of blocks behind each score; None if not known.
+        matched_by: how counterparts were found: by `name` (for copies, whatever wraps them), by
+            `position` (as many layers of the same shapes) or by `similarity` (the alignment of
+            scores, which flatters).
+        matched: for each row, the index of its counterpart among the columns; None if it has none.
+        tokens: tokens drawn from each sequence; None where samples are not tokens.
+        behaviour: how differently the networks predict; None if not known.
     """
 
     models: tuple[str, str]
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    scores: np.ndarray  # (rows, columns); NaN where a layer is constant on these data
+    scores: np.ndarray  # (rows, columns)
     stderr: np.ndarray
-    chance: np.ndarray | None  # mean score when samples are paired at random; None if not known
-    chance_high: np.ndarray | None  # its 95 % quantile
+    chance: np.ndarray | None
+    chance_high: np.ndarray | None
     kernel: Kernel
     index: Index
     centre: bool
     estimator: Estimator
-    paired: bool  # whether both saw the same samples
-    samples: tuple[int, int]  # that entered the scores
-    notes: tuple[str, ...]
-    df: np.ndarray | None = None  # degrees of freedom of `stderr`, see `interval`
-    replicates: np.ndarray | None = None  # (groups, rows): of each row with its counterpart, the
-    # scores with one group of samples left out
-    n_eff: tuple[np.ndarray, np.ndarray] | None = None  # samples, or of tokens sequences, that
-    # carry a kernel, each side's
-    effective_blocks: np.ndarray | None = None  # (rows, columns): that carry a score
+    paired: bool
+    samples: tuple[int, int]
+    notes: tuple[Note, ...]
+    df: np.ndarray | None = None
+    replicates: np.ndarray | None = None  # (groups, rows)
+    n_eff: tuple[np.ndarray, np.ndarray] | None = None  # (rows,), (columns,)
+    effective_blocks: np.ndarray | None = None  # (rows, columns)
     matched_by: MatchedBy = None  # type: ignore[assignment]  # None: by names and scores, as below
-    matched: tuple[int | None, ...] = None  # type: ignore[assignment]  # of each row, the column of
-    # its counterpart; None: it has none
-    tokens: int | None = None  # of each sequence, where these are the samples
-    behaviour: Behaviour | None = None  # how differently the networks predict; None if not known
+    matched: tuple[int | None, ...] = None  # type: ignore[assignment]
+    tokens: int | None = None
+    behaviour: Behaviour | None = None
+
+    _rules: ClassVar = {
+        "models": list_of(TEXT, 2, 2),
+        "rows": list_of(TEXT, 1),
+        "columns": list_of(TEXT, 1),
+        "scores": TABLE,
+        "stderr": TABLE,
+        "chance": or_null(TABLE),
+        "chance_high": or_null(TABLE),
+        "kernel": one_of(*KERNELS),
+        "index": TEXT,
+        "centre": YES_NO,
+        "estimator": one_of(*ESTIMATORS),
+        "paired": YES_NO,
+        "samples": list_of(COUNT, 2, 2),
+        "notes": NOTES,
+        **{key: optional(or_null(TABLE)) for key in _ADDED_IN_0_2},
+        "matched_by": optional(one_of(*MATCHING_RULES)),  # nor were these
+        "matched": optional(list_of(or_null(COUNT))),
+        "tokens": optional(or_null(ONE)),
+        "behaviour": optional(or_null(MAPPING)),
+    }
+    _parts: ClassVar = {"behaviour": Behaviour}
 
     def __post_init__(self) -> None:
         if self.matched_by is None or self.matched is None:
-            sides = ([Known(name) for name in names] for names in (self.rows, self.columns))
-            found = match(*sides, self.scores)
+            sides = ([LayerKey(name) for name in names] for names in (self.rows, self.columns))
+            found = match_layers(*sides, self.scores)
             object.__setattr__(self, "matched_by", found.by)
             object.__setattr__(self, "matched", found.columns)
 
-    def __repr__(self) -> str:
-        return f"Comparison({self.models[0]!r}, {self.models[1]!r}, {self.heading})"
+    def _text(self) -> str:
+        score = _score_with_error(*self.mean())
+        return f"{self.models[0]!r}, {self.models[1]!r}, {score}, {self.heading}"
+
+    @property
+    def parts(self) -> tuple[KernelComparison, ...]:
+        """This comparison alone."""
+        return (self,)
 
     @property
     def heading(self) -> str:
         """What was computed, from what, on how many samples."""
         centred = "centred " if self.centre else ""
-        n = f"{self.samples[0]:,}"
+        count = count_samples(self.samples[0], self.tokens and self.samples[0] // self.tokens)
         if not self.paired:
-            n += f" and {self.samples[1]:,} unpaired"
-        what = "samples"
-        if self.tokens is not None:
-            what = f"tokens of {self.samples[0] // self.tokens:,} sequences"
-        return f"{self.index} of {centred}{self.kernel}, from {self.estimator}, {n} {what}"
+            count = count.replace(" ", f" and {self.samples[1]:,} unpaired ", 1)
+        return f"{self.index} of {centred}{self.kernel}, from {self.estimator}, {count}"
 
     @property
     def same_layers(self) -> bool:
@@ -146,9 +232,12 @@ class Comparison:
         The alignment maximises the sum of scores over all ways of giving each row a column such
         that later rows never get earlier columns. Both are found by scores alone, whatever the
         layers are called; `counterparts` are the layers that belong together.
+
+        Returns:
+            The names and scores of both choices.
         """
         nearest = np.nan_to_num(self.scores, nan=-1.0).argmax(1).tolist()
-        return Match(self.rows, *self._chosen(nearest), *self._chosen(align(self.scores)))
+        return Match(self.rows, *self._chosen(nearest), *self._chosen(align_layers(self.scores)))
 
     def _chosen(self, columns: Sequence[int]) -> tuple[tuple[str, ...], tuple[float, ...]]:
         scores = (float(row[j]) for row, j in zip(self.scores, columns, strict=True))
@@ -160,13 +249,24 @@ class Comparison:
         return Matching(self.matched_by, self.matched)
 
     def counterparts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where in the table the rows that have a counterpart stand with it, as indices."""
+        """Where in the table the rows that have a counterpart stand with it.
+
+        Returns:
+            Indices of the rows, and indices of their columns.
+        """
         pairs = [(i, j) for i, j in enumerate(self.matched) if j is not None]
         rows, columns = np.array(pairs, dtype=int).reshape(-1, 2).T
         return rows, columns
 
     def of_counterparts(self, table: np.ndarray) -> np.ndarray:  # (..., rows, columns)
-        """What a table of all pairs has for each row with its counterpart; NaN if it has none."""
+        """What a table of all pairs has for each row with its counterpart.
+
+        Args:
+            table: an array (..., rows, columns), such as `scores`.
+
+        Returns:
+            An array (..., rows); NaN for rows without a counterpart.
+        """
         rows, columns = self.counterparts()
         out = np.full(table.shape[:-1], np.nan)
         out[..., rows] = table[..., rows, columns]
@@ -176,16 +276,31 @@ class Comparison:
         """Layers of each network that were matched with none of the other's.
 
         By similarity, every layer of the rows has one, and columns may serve for several or none.
+
+        Returns:
+            Names of the first network's layers, and of the second's.
         """
         if self.matched_by == "similarity":
             return (), ()
         rows = tuple(x for x, j in zip(self.rows, self.matched, strict=True) if j is None)
         return rows, tuple(x for j, x in enumerate(self.columns) if j not in self.matched)
 
-    def by_layer(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Score, standard error and chance (mean, high) of each row with its counterpart.
+    def unmatched_sentences(self) -> Iterator[str]:
+        """A sentence for each network that has layers without a counterpart.
 
-        NaN for rows that have none.
+        Yields:
+            The sentences.
+        """
+        for model, names in zip(self.models, self.without_counterpart(), strict=True):
+            if names:
+                yield f"Without a counterpart, of {printable(model)}: {join_names(names)}."
+
+    def by_layer(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Score, standard error and chance level of each row with its counterpart.
+
+        Returns:
+            Scores (rows,), standard errors (rows,), and the mean and 95 % chance level
+            (2, rows), which is None if not known; NaN for rows without a counterpart.
         """
         chance = None
         if self.chance is not None and self.chance_high is not None:
@@ -198,64 +313,74 @@ class Comparison:
         Student's t, with as many degrees of freedom as the standard errors were seen to have: few
         where few samples carry a score. Ends are kept in the range of the index. Bias, which
         buckets and NBS have, is not covered.
+
+        Args:
+            level: the probability that an interval holds its target, 0.95 by default.
+
+        Returns:
+            Lower and upper ends, arrays (rows, columns).
         """
-        if not (isinstance(level, Real) and 0 < level < 1):
-            raise DataError(f"level must lie between 0 and 1; found {level!r}")
-        df = np.full(self.scores.shape, _MANY) if self.df is None else self.df
-        wide = student_t(level, df) * self.stderr
-        low = -1.0 if self.index in ("cka-debiased", "rsa") else 0.0
-        return np.clip(self.scores - wide, low, 1.0), np.clip(self.scores + wide, low, 1.0)
+        df = np.full(self.scores.shape, _NORMAL_DF) if self.df is None else self.df
+        low, high = student_interval(self.scores, self.stderr, df, level)
+        bounds = score_bounds(self.index)
+        return np.clip(low, *bounds), np.clip(high, *bounds)
 
     def mean(self) -> tuple[float, float]:
         """The mean over rows with their counterparts, and its standard error.
 
-        See `mean_over_layers`: layers without a counterpart or a score are left out.
+        Layers without a counterpart or a score are left out.
+
+        Returns:
+            The mean and its standard error, which is NaN if not known.
         """
         value, error = mean_over_layers(self.by_layer()[0], self.replicates)
         return float(value), float(error)
 
-    def parting(self, *, least: float | None = None) -> Parting:
+    def parting(self, *, least: float | None = None) -> LayerDivergence:
         """Where the two networks part: the first layer at which scores fall beyond doubt.
 
         Features are read from the input on, where both agree. Gradients flow backwards through
         whatever differs, so they are read from the output back. Every fall from a layer to the next
         that has a score, the first one from 1, is tested with the jackknife of the difference;
-        the chance of any false finding among all layers is 5 %. The result has the `layer`, the
-        size of its `fall` with an interval, all that was `tested`, and a `sentence`.
+        the chance of any false finding among all layers is 5 %.
 
         Args:
             least: falls that are no larger do not count. None takes 1e-4 for features and 1e-2 for
                 gradients, above what 16-bit arithmetic leaves of a network and itself, and a
                 ten-thousandth of that after layers that are exactly alike.
 
-        Other kernels mix both directions and are refused, as are comparisons of different samples
-        and those of files that do not hold what is left out. See `parting_layer`.
-        """
-        from .parting_layer import parting
+        Returns:
+            The `layer`, the size of its `fall` with an interval, all that was `tested`, and a
+            `sentence`.
 
-        return parting(self, least)
+        Raises:
+            DataError: for other kernels, which mix both directions, for different samples, and for
+                files that do not hold `replicates`.
+        """
+        return first_divergence(self, least)
 
     def carried_by(self) -> str | None:
-        """On how many samples, and blocks of them, scores rest, in words; None if not known."""
-        at = rows, columns = self.counterparts()
+        """On how many samples, and blocks of them, scores rest.
+
+        Returns:
+            A sentence without its full stop; None if not known.
+        """
         if self.n_eff is None:
             return None
-        samples = np.minimum(self.n_eff[0][rows], self.n_eff[1][columns])
+        samples = self.of_counterparts(np.minimum.outer(*self.n_eff))
         if not np.isfinite(samples).any():
             return None
         count = self.samples[0] // (self.tokens or 1)
         what = "samples" if self.tokens is None else "sequences"
-        out = f"Kernels rest on {_from_to(samples)} of {count:,} {what} (n_eff)"
-        if self.effective_blocks is not None and np.isfinite(self.effective_blocks[at]).any():
-            out += f", scores on {_from_to(self.effective_blocks[at])} blocks"
+        out = f"Kernels rest on {_range_text(samples)} of {count:,} {what} (n_eff)"
+        if self.effective_blocks is not None:
+            blocks = self.of_counterparts(self.effective_blocks)
+            out += f", scores on {_range_text(blocks)} blocks" if np.isfinite(blocks).any() else ""
         return out
 
-    def summary(self) -> str:
-        """The comparison in a few plain sentences."""
-        from .parting_layer import if_found
-
+    def _sentences(self) -> list[str]:
         value, error, chance = self.by_layer()
-        lines = [f"{shown(self.models[0])} and {shown(self.models[1])}: {self.heading}."]
+        lines = [f"{printable(self.models[0])} and {printable(self.models[1])}: {self.heading}."]
         if np.isnan(value).all():
             lines.append("No layer has a defined score.")
         else:
@@ -263,11 +388,11 @@ class Comparison:
             missing = int(np.isnan(value[there]).sum())
             without = f" ({missing} without a score left out)" if missing else ""
             most, least = (
-                f"{shown(self.rows[i])} ({_with_error(value[i], error[i])})"
+                f"{printable(self.rows[i])} ({_score_with_error(value[i], error[i])})"
                 for i in (np.nanargmax(value), np.nanargmin(value))
             )
             lines.append(
-                f"Mean over layers matched by {self.matched_by} {_with_error(*self.mean())}"
+                f"Mean over layers matched by {self.matched_by} {_score_with_error(*self.mean())}"
                 f"{without}; most alike at {most}, least at {least}."
             )
             if chance is not None:
@@ -276,113 +401,171 @@ class Comparison:
                     f"{(value > chance[1]).sum()} of {len(there)} layers lie above the 95 % level "
                     "of chance."
                 )
-            if found := if_found(self):
-                lines.append(found.sentence)
+            if (tested := divergence_if_tested(self)) and tested.found:
+                lines.append(tested.sentence)
         if self.behaviour is not None and self.models[0] != self.models[1]:
             lines.append(self.behaviour.summary())
-        for model, names in zip(self.models, self.without_counterpart(), strict=True):
-            if names:
-                lines.append(f"Without a counterpart, of {shown(model)}: {_listed(names)}.")
+        lines += self.unmatched_sentences()
         if carried := self.carried_by():
             lines.append(f"{carried}.")
-        return "\n".join([*lines, *(f"Note: {note}." for note in self.notes)])
+        return lines
 
-    def plot(self) -> Figure:
-        """A map of all pairs of layers beside a layer-by-layer curve with error bars.
-
-        A ring marks where the networks part, if they are seen to.
-        """
-        from ..views import figures as plot
-        from .parting_layer import if_found
-
-        rows, columns = len(self.rows), len(self.columns)
-        wide, tall = min(12.0, 0.5 * columns + 2.5), min(12.0, max(4.2, 0.42 * rows + 1.8))
-        figure = plot.figure(wide + 5.0, tall)
-        left, right = figure.subplots(1, 2, width_ratios=[wide, 5.0])
-        image = plot.heatmap(left, self.scores, self.rows, self.columns)
-        figure.colorbar(image, ax=left, shrink=0.8, pad=0.02)
-        left.set(xlabel=plot.literal(self.models[1]), ylabel=plot.literal(self.models[0]))
-        value, error, chance = self.by_layer()
-        found = if_found(self)
-        mark = found.position if found else None
-        plot.curve(right, value, error, self.rows, chance=chance, mark=mark)
-        right.set_ylim(min(0.0, float(np.nanmin(value, initial=0.0))), 1.03)
-        right.set_title(f"layers matched by {self.matched_by}", fontsize=9, loc="left")
-        if chance is not None or mark is not None:
-            right.legend(frameon=False, fontsize=8)
-        figure.suptitle(self.heading, fontsize=10)
-        return figure
-
-    def to_frame(self) -> pandas.DataFrame:
-        """One row for each pair of layers: row, column, score, stderr, low, high (of the 95 %
-        interval), df, chance, chance_high, what carries it (n_eff_row, n_eff_column,
-        effective_blocks), whether the two are counterparts, and what those were matched_by."""
+    def _columns(self) -> Mapping[str, Any]:
         shape = self.scores.shape
         blank = np.full(shape, np.nan)
         low, high = self.interval()
         of_rows, of_columns = (blank[:, 0], blank[0]) if self.n_eff is None else self.n_eff
         belong = np.zeros(shape, dtype=bool)
         belong[self.counterparts()] = True
-        return optional("pandas", "pandas", "frames").DataFrame(
-            {
-                "row": np.repeat(self.rows, shape[1]),
-                "column": np.tile(self.columns, shape[0]),
-                "score": self.scores.ravel(),
-                "stderr": self.stderr.ravel(),
-                "low": low.ravel(),
-                "high": high.ravel(),
-                "df": (blank if self.df is None else self.df).ravel(),
-                "chance": (blank if self.chance is None else self.chance).ravel(),
-                "chance_high": (blank if self.chance_high is None else self.chance_high).ravel(),
-                "n_eff_row": np.repeat(of_rows, shape[1]),
-                "n_eff_column": np.tile(of_columns, shape[0]),
-                "effective_blocks": (
-                    blank if self.effective_blocks is None else self.effective_blocks
-                ).ravel(),
-                "counterpart": belong.ravel(),
-                "matched_by": self.matched_by,
-            }
-        )
+        tables = {
+            "score": self.scores,
+            "stderr": self.stderr,
+            "low": low,
+            "high": high,
+            "df": self.df,
+            "chance": self.chance,
+            "chance_high": self.chance_high,
+            "n_eff_row": np.broadcast_to(of_rows[:, None], shape),
+            "n_eff_column": np.broadcast_to(of_columns, shape),
+            "effective_blocks": self.effective_blocks,
+            "counterpart": belong,
+        }
+        return {
+            "row": np.repeat(self.rows, shape[1]),
+            "column": np.tile(self.columns, shape[0]),
+            **{key: (blank if x is None else x).ravel() for key, x in tables.items()},
+            "matched_by": self.matched_by,
+        }
+
+    @classmethod
+    def _shapes(cls, content: Mapping[str, Any]) -> Mapping[str, Shape]:
+        rows, columns = len(content["rows"]), len(content["columns"])
+        matched = content.get("matched", [None] * rows)
+        if len(matched) != rows or any(j is not None and j >= columns for j in matched):
+            raise ValueError(f"matched must name one of {columns} columns for each of {rows} rows")
+        tables = ("scores", "stderr", "chance", "chance_high", "df", "effective_blocks")
+        sides: Shape = [(rows,), (columns,)]
+        return {**dict.fromkeys(tables, (rows, columns)), "replicates": (-1, rows), "n_eff": sides}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FullComparison(Comparison):
+    """Features and gradients of two networks side by side, with their predictions and drift.
+
+    It has no scores of its own: those are in `comparison["features"]` and
+    `comparison["gradients"]`. `plot` draws a heatmap for each kernel beside the curves of both;
+    `to_frame` has one row for each kernel and pair of layers: kernel, then row, column, score,
+    stderr, low, high, df, chance, chance_high, n_eff_row, n_eff_column, effective_blocks,
+    counterpart and matched_by, as of a `KernelComparison`.
+
+    Attributes:
+        features: the comparison by features.
+        gradients: the comparison by gradients; None if they cannot be compared, and a note says
+            why.
+        coordinates: the drift of each layer (`rs.coordinates`), which means something if `shared`;
+            None if the recordings cannot be subtracted.
+        notes: what a reader should know before using the result. Those of one kernel name it.
+    """
+
+    features: KernelComparison
+    gradients: KernelComparison | None = None
+    coordinates: Coordinates | None = None
+    notes: tuple[Note, ...] = ()
+
+    _rules: ClassVar = {
+        "features": MAPPING,
+        "gradients": or_null(MAPPING),
+        "coordinates": or_null(MAPPING),
+        "notes": NOTES,
+    }
+    _parts: ClassVar = {
+        "features": KernelComparison,
+        "gradients": KernelComparison,
+        "coordinates": Coordinates,
+    }
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(KernelComparison, name) or name in KernelComparison.__dataclass_fields__:
+            raise AttributeError(
+                f"{name!r} belongs to one kernel, and this comparison holds features and "
+                f'gradients: use c["features"].{name}, or compare with `kernel="features"`'
+            )
+        raise AttributeError(f"a comparison has no {name!r}")
+
+    @property
+    def parts(self) -> tuple[KernelComparison, ...]:
+        """The comparisons by features and, if there is one, by gradients."""
+        return (self.features, self.gradients) if self.gradients else (self.features,)
+
+    @property
+    def models(self) -> tuple[str, str]:
+        """Names of the two networks."""
+        return self.features.models
+
+    @property
+    def behaviour(self) -> Behaviour | None:
+        """How differently the networks predict; None if not known."""
+        return self.features.behaviour
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, numbers and strings; NaN becomes None."""
-        found = {name: plain(value) for name, value in asdict(self).items() if name != "behaviour"}
-        predicted = None if self.behaviour is None else self.behaviour.to_dict()
-        return {**found, "behaviour": predicted}
+        """Plain lists, numbers and strings, under the same keys whatever is known.
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the comparison as JSON; `Comparison.load` reads it."""
-        return result_files.write(path, "comparison", self.to_dict())
+        Returns:
+            The fields by name, with `parting` (where networks diverge by each kernel) and
+            `behaviour`; None where something is not known.
+        """
+        found = super().to_dict()
+        divergences: dict[str, Any] = {"features": None, "gradients": None}
+        for part in self.parts:
+            if tested := divergence_if_tested(part):
+                divergences[part.kernel] = {k: x for k, x in vars(tested).items() if k != "tested"}
+        return {**found, "parting": divergences, "behaviour": found["features"]["behaviour"]}
 
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Comparison:
-        """The Comparison in a file that `save` wrote."""
-        values = result_files.read(path, "comparison", "Comparison", _RULES, _values)
-        return Comparison(**values)
+    def _text(self) -> str:
+        means = (f"{x.kernel} {_score_with_error(*x.mean())}" for x in self.parts)
+        return f"{self.models[0]!r}, {self.models[1]!r}, {', '.join(means)}, {self.heading}"
 
+    @property
+    def heading(self) -> str:
+        """What was computed, from what, on how many samples."""
+        kinds = [f"{'centred ' if x.centre else ''}{x.kernel}" for x in self.parts]
+        starts = [f"{x.index} of {kind}" for x, kind in zip(self.parts, kinds, strict=True)]
+        ends = {x.heading.removeprefix(y) for x, y in zip(self.parts, starts, strict=True)}
+        if len(ends) > 1:
+            return "; ".join(x.heading for x in self.parts)
+        return f"{starts[0]}{' and '.join(['', *kinds[1:]])}{ends.pop()}"
 
-def _values(content: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a Comparison from what a file holds."""
-    values = {f.name: content[f.name] for f in fields(Comparison) if f.default is MISSING}
-    values |= {key: content.get(key) for key in _LATER}
-    shape = (len(values["rows"]), len(values["columns"]))
-    for key in ("scores", "stderr", "chance", "chance_high", "df", "effective_blocks"):
-        if values[key] is not None:
-            values[key] = table(values[key], shape)
-    if values["replicates"] is not None:
-        values["replicates"] = table(values["replicates"], (-1, shape[0]))
-    if values["n_eff"] is not None:
-        sides = zip(values["n_eff"], shape, strict=True)
-        values["n_eff"] = tuple(table(x, (n,)) for x, n in sides)
-    if "matched_by" in content and "matched" in content:
-        _check_matched(content["matched"], *shape)
-        values |= {"matched_by": content["matched_by"], "matched": content["matched"]}
-    values["tokens"] = content.get("tokens")
-    predicted = content.get("behaviour")
-    values["behaviour"] = None if predicted is None else Behaviour.of(predicted)
-    for key in ("models", "rows", "columns", "samples", "notes", "matched"):
-        values[key] = None if values.get(key) is None else tuple(values[key])
-    return values
+    def _sentences(self) -> Iterator[str]:
+        yield f"{printable(self.models[0])} and {printable(self.models[1])}: {self.heading}."
+        yield self._means()
+        for part in self.parts:
+            if tested := divergence_if_tested(part):
+                yield tested.sentence
+        if self.behaviour is not None:
+            yield self.behaviour.summary()
+        yield from self.features.unmatched_sentences()
+
+    def _means(self) -> str:
+        means, total = [], len(self.features.rows)
+        for part in self.parts:
+            count = int(np.isfinite(part.by_layer()[0]).sum())
+            some = "" if count == total else f" (of {count} layers)"
+            mean = f"{_score_with_error(*part.mean())}{some}" if count else "none"
+            means.append(f"{part.kernel} {mean}")
+        rules = {part.matched_by for part in self.parts}
+        by = f" by {rules.pop()}" if len(rules) == 1 else ""
+        return f"Mean over {count_noun(total, 'layer', 'layers')} matched{by}: {', '.join(means)}."
+
+    def _columns(self) -> Mapping[str, Any]:
+        number = self.features.scores.size
+        tables = [part._columns() for part in self.parts]
+        return {
+            "kernel": np.repeat([part.kernel for part in self.parts], number),
+            **{
+                name: np.concatenate([np.broadcast_to(table[name], number) for table in tables])
+                for name in tables[0]
+            },
+        }
 
 
 def mean_over_layers(
@@ -402,35 +585,19 @@ def mean_over_layers(
     """
     there = np.isfinite(scores)
     number = there.sum(0)
-
-    def mean(x: np.ndarray, axis: int) -> np.ndarray:
-        total = np.where(there, x, 0.0).sum(axis)
-        return np.where(number > 0, total / np.maximum(number, 1), np.nan)
-
-    if replicates is None:
-        return mean(scores, 0), np.full(number.shape, np.nan)
-    left_out = mean(replicates, 1)
-    k = len(left_out)
-    variance = ((left_out - left_out.mean(0)) ** 2).sum(0) * (k - 1) / max(k, 1)
-    return mean(scores, 0), np.sqrt(variance) if k > 1 else np.full(number.shape, np.nan)
+    error = np.full(number.shape, np.nan)
+    with np.errstate(invalid="ignore"):
+        value = np.where(there, scores, 0.0).sum(0) / number
+        if replicates is not None and len(replicates) > 1:
+            left_out = np.where(there, replicates, 0.0).sum(1) / number
+            error = jackknife_error(torch.from_numpy(left_out)).numpy()
+    return value, error
 
 
-def _check_matched(matched: Sequence[int | None], rows: int, columns: int) -> None:
-    if len(matched) != rows or any(j is not None and j >= columns for j in matched):
-        raise ValueError(f"matched must name one of {columns} columns for each of {rows} rows")
-
-
-def _listed(names: Iterable[str]) -> str:
-    """Names, and of very many the number of those left out."""
-    every = [shown(name) for name in names]
-    more = f" and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
-    return ", ".join(every[:_NAMED]) + more
-
-
-def _from_to(numbers: np.ndarray) -> str:
+def _range_text(numbers: np.ndarray) -> str:
     ends = (f"{end(numbers):,.0f}" for end in (np.nanmin, np.nanmax))
     return " to ".join(dict.fromkeys(ends))
 
 
-def _with_error(value: float, error: float) -> str:
-    return f"{value:.3f}" if np.isnan(error) else f"{value:.3f} ± {error:.3f}"
+def _score_with_error(value: float, error: float) -> str:
+    return join_error(format_score(value, error))

@@ -1,70 +1,142 @@
-"""ComparisonMatrix: similarities of many networks with each other, to read, draw and cluster."""
+"""The `ComparisonMatrix` of many networks, the result of `compare_all`, with clustering.
+
+It can be summarised, plotted, turned into a data frame, saved and loaded. No similarity is computed
+here.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from .._by_content import by_content
-from .._shown_text import shown
-from ..errors import optional
-from ..representation import schema
-from ..representation.schema import COUNT, ONE, TABLE, TEXT, YES_NO, list_of, one_of, or_null
-from . import result_files
-from .clustering import average_linkage, cut, leaf_order
-from .combinations import INDICES, KERNELS, Index, Kernel
-from .predictions_of_many import BehaviourOfAll
-from .result_files import plain, table
+from .._utils.formatting import printable
+from ..representation.schema import (
+    COUNT,
+    MAPPING,
+    ONE,
+    TABLE,
+    TEXT,
+    YES_NO,
+    list_of,
+    one_of,
+    or_null,
+)
+from .agreement import BehaviourMatrix, check_models
+from .compare_config import KERNELS, Index, Kernel
+from .indices.registry import index_names
+from .results import Plotted, Shape, StoredResult, join_names
 
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
+
+def average_linkage(distance: np.ndarray) -> np.ndarray:  # (n, n) -> (n-1, 4)
+    """Agglomerative clustering by mean distance, also of a single item.
+
+    >>> average_linkage(np.array([[0, 1, 4], [1, 0, 4], [4, 4, 0.0]])).tolist()
+    [[0.0, 1.0, 1.0, 2.0], [2.0, 3.0, 4.0, 3.0]]
+    """
+    from scipy.cluster import hierarchy
+
+    if len(distance) < 2:
+        return np.empty((0, 4))
+    return hierarchy.linkage(distance[np.triu_indices(len(distance), 1)], "average")
+
+
+def leaf_order(links: np.ndarray) -> list[int]:
+    """The leaves of a dendrogram from one end to the other."""
+    from scipy.cluster import hierarchy
+
+    return hierarchy.leaves_list(links).tolist() if len(links) else [0]
+
+
+def cut_tree(links: np.ndarray) -> tuple[list[list[int]], tuple[float, float]]:
+    """Groups of leaves, cut at the widest gap between successive heights of two merges or more.
+
+    The heights on either side of the gap come with them. Groups stand in the order of their first
+    leaves.
+
+    >>> cut_tree(np.array([[0, 1, 0.1, 2], [2, 3, 0.2, 2], [4, 5, 0.9, 4]]))
+    ([[0, 1], [2, 3]], (0.2, 0.9))
+    """
+    from scipy.cluster import hierarchy
+
+    heights = links[:, 2]
+    merged = int(np.diff(heights).argmax()) + 1
+    number = len(links) + 1 - merged
+    group = hierarchy.cut_tree(links, number)[:, 0]
+    groups = sorted(np.flatnonzero(group == i).tolist() for i in range(number))
+    return groups, (float(heights[merged - 1]), float(heights[merged]))
+
 
 MatchedAllBy = Literal["name", "position", "relative depth"]
-_NAMED = 12  # networks of a group that a summary names
-_RULES = {
-    "models": list_of(TEXT, 2),
-    "scores": TABLE,
-    "stderr": TABLE,
-    "layers": list_of(list_of(TEXT, 1), 2),
-    "kernel": one_of(*KERNELS),
-    "index": one_of(*INDICES),
-    "centre": YES_NO,
-    "samples": COUNT,
-    "averaged": list_of(list_of(COUNT)),
-    "n_eff": TABLE,
-    "matched_by": one_of(*get_args(MatchedAllBy)),
-    "tokens": or_null(ONE),
-    "behaviour": or_null(schema.MAPPING),
-}
 
 
-@by_content
-@dataclass(frozen=True, eq=False)
-class ComparisonMatrix:
-    """Similarities of networks with each other, averaged over their matched layers."""
+@dataclass(frozen=True, eq=False, repr=False)
+class ComparisonMatrix(Plotted, StoredResult):
+    """Similarities of networks with each other, averaged over their matched layers.
+
+    `plot` draws a clustered heatmap with its dendrogram. The groups in the summary are those of
+    average linkage, cut at the widest gap between successive heights of the dendrogram. `to_frame`
+    has one row for each pair of networks: a, b, score, stderr, layers (that it is the mean of),
+    disagreement, disagreement_stderr, js, js_stderr, and behaviour_missing, which says why their
+    predictions cannot be compared.
+
+    Attributes:
+        models: names of the networks.
+        scores: mean similarity of each pair over their layers, an array (models, models).
+        stderr: standard error of each score.
+        layers: for each network, the layers that were matched.
+        kernel: name of the kernel.
+        index: name of the similarity index.
+        centre: whether the kernels were centred.
+        samples: number of samples, or of tokens.
+        averaged: for each pair, how many layers have a score, which the mean is over.
+        n_eff: effective sample size of each layer's kernel, an array (models, layers).
+        matched_by: how layers were matched: by name, position or relative depth.
+        tokens: tokens drawn from each sequence; None where samples are not tokens.
+        behaviour: how differently the networks predict on all recorded blocks; None if not known.
+    """
 
     models: tuple[str, ...]
     scores: np.ndarray  # (models, models)
     stderr: np.ndarray
-    layers: tuple[tuple[str, ...], ...]  # of each model, the layers that were matched
+    layers: tuple[tuple[str, ...], ...]
     kernel: Kernel
     index: Index
     centre: bool
     samples: int
-    averaged: np.ndarray  # (models, models) layers that have a score, which is their mean
-    n_eff: np.ndarray  # (models, layers) samples that carry a layer's kernel
-    matched_by: MatchedAllBy  # how it was found which layers belong together
-    tokens: int | None = None  # of each sequence, where these are the samples
-    behaviour: BehaviourOfAll | None = None  # how differently they predict, on all recorded blocks
+    averaged: np.ndarray  # (models, models)
+    n_eff: np.ndarray  # (models, layers)
+    matched_by: MatchedAllBy
+    tokens: int | None = None
+    behaviour: BehaviourMatrix | None = None
 
-    def __repr__(self) -> str:
-        return f"ComparisonMatrix({len(self.models)} networks, {self.heading})"
+    _kind = "matrix"
+    _rules: ClassVar = {
+        "models": list_of(TEXT, 2),
+        "scores": TABLE,
+        "stderr": TABLE,
+        "layers": list_of(list_of(TEXT, 1), 2),
+        "kernel": one_of(*KERNELS),
+        "index": one_of(*index_names()),
+        "centre": YES_NO,
+        "samples": COUNT,
+        "averaged": list_of(list_of(COUNT)),
+        "n_eff": TABLE,
+        "matched_by": one_of(*get_args(MatchedAllBy)),
+        "tokens": or_null(ONE),
+        "behaviour": or_null(MAPPING),
+    }
+    _parts: ClassVar = {"behaviour": BehaviourMatrix}
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "averaged", self.averaged.astype(np.int32))
+
+    def _text(self) -> str:
+        value = self.scores[np.triu_indices(len(self.models), 1)]
+        mean = np.nanmean(value) if np.isfinite(value).any() else np.nan
+        return f"{len(self.models)} networks, {mean:.3f} on average, {self.heading}"
 
     @property
     def heading(self) -> str:
@@ -82,20 +154,23 @@ class ComparisonMatrix:
         return () if self.behaviour is None else self.behaviour.missing
 
     def clusters(self) -> np.ndarray:  # (models - 1, 4)
-        """Merges by average linkage, as SciPy has them: left, right, 1 − similarity, size."""
+        """Merges by average linkage, as SciPy has them: left, right, 1 − similarity, size.
+
+        Returns:
+            An array (models − 1, 4), a merge in each row, as `scipy.cluster.hierarchy` takes it.
+        """
         return average_linkage(1 - np.nan_to_num(self.scores))
 
     def order(self) -> list[int]:
-        """Models in the order of the dendrogram's leaves: like beside like."""
+        """Models in the order of the dendrogram's leaves: like beside like.
+
+        Returns:
+            Positions of the models, each once.
+        """
         return leaf_order(self.clusters())
 
-    def summary(self) -> str:
-        """The matrix in a few plain sentences.
-
-        Groups are those of average linkage, cut where merges become dearer by most: at the widest
-        gap between successive heights of the dendrogram.
-        """
-        lines = [f"{len(self.models)} networks: {shown(self.heading)}."]
+    def _sentences(self) -> list[str]:
+        lines = [f"{len(self.models)} networks: {printable(self.heading)}."]
         if ends := self._ends(self.scores, self.stderr, "{:.3f}", 1.0):
             most = f"Least alike are {ends[0]}, most alike {ends[1]}."
             lines.append(f"Alike: {ends[0]}." if ends[0] == ends[1] else most)
@@ -103,15 +178,15 @@ class ComparisonMatrix:
             lines.append("No pair of networks has a defined score.")
         if groups := self._groups():
             lines.append(groups)
-        if (told := self.behaviour) is not None:
-            ends = self._ends(told.disagreement, told.disagreement_stderr, "{:.3g} %", 100.0)
+        if (shares := self.behaviour) is not None:
+            ends = self._ends(shares.disagreement, shares.disagreement_stderr, "{:.3g} %", 100.0)
             if ends:
-                what = "samples" if told.sequences is None else "tokens"
+                what = "samples" if shares.sequences is None else "tokens"
                 between = f"least between {ends[0]} and most between {ends[1]}"
                 if ends[0] == ends[1]:
                     between = f"between {ends[0]}"
-                lines.append(f"Predictions differ {between}, of {told.samples:,} {what}.")
-        return "\n".join([*lines, *self.behaviour_missing])
+                lines.append(f"Predictions differ {between}, of {shares.samples:,} {what}.")
+        return [*lines, *self.behaviour_missing]
 
     def _ends(
         self, values: np.ndarray, errors: np.ndarray, form: str, unit: float
@@ -127,83 +202,44 @@ class ComparisonMatrix:
             number = form.format(unit * found[at])
             if np.isfinite(errors[one, two]):
                 number += f" ± {form.format(unit * errors[one, two])}"
-            ends.append(f"{shown(self.models[one])} and {shown(self.models[two])} ({number})")
+            ends.append(
+                f"{printable(self.models[one])} and {printable(self.models[two])} ({number})"
+            )
         return ends[0], ends[1]
 
     def _groups(self) -> str | None:
         """The dendrogram in words, where there is something to be grouped."""
         if len(self.models) < 3:
             return None
-        groups, (below, above) = cut(self.clusters())
-        named = "; ".join(_listed([self.models[i] for i in group]) for group in groups)
+        groups, (below, above) = cut_tree(self.clusters())
+        named = "; ".join(join_names([self.models[i] for i in group]) for group in groups)
         return (
             f"Groups by average linkage, which are merged at {1 - below:.2f} or more, and with "
             f"each other at {1 - above:.2f} or less: {named}."
         )
 
-    def plot(self) -> Figure:
-        """A clustered map with its dendrogram."""
-        from ..views import figures as plot
-
-        return plot.clustered(self.scores, self.models, self.order(), self.clusters(), self.heading)
-
-    def to_frame(self) -> pandas.DataFrame:
-        """One row for each pair of networks: a, b, score, stderr, layers (that it is the mean of),
-        disagreement, disagreement_stderr, js, js_stderr, and behaviour_missing, which says why
-        their predictions cannot be compared."""
+    def _columns(self) -> Mapping[str, Any]:
         i, j = np.triu_indices(len(self.models), 1)
-        blank, told = np.full(self.scores.shape, np.nan), self.behaviour
+        blank, behaviour = np.full(self.scores.shape, np.nan), self.behaviour
         names = ("disagreement", "disagreement_stderr", "js", "js_stderr")
-        predicted = {key: (getattr(told, key) if told else blank)[i, j] for key in names}
-        why = [
-            told.why_not(*pair) if told else None
-            for pair in zip(i.tolist(), j.tolist(), strict=True)
-        ]
-        return optional("pandas", "pandas", "frames").DataFrame(
-            {
-                "a": [self.models[at] for at in i],
-                "b": [self.models[at] for at in j],
-                "score": self.scores[i, j],
-                "stderr": self.stderr[i, j],
-                "layers": self.averaged[i, j],
-                **predicted,
-                "behaviour_missing": why,
-            }
-        )
+        pairs = zip(i.tolist(), j.tolist(), strict=True)
+        return {
+            "a": [self.models[at] for at in i],
+            "b": [self.models[at] for at in j],
+            "score": self.scores[i, j],
+            "stderr": self.stderr[i, j],
+            "layers": self.averaged[i, j],
+            **{key: (getattr(behaviour, key) if behaviour else blank)[i, j] for key in names},
+            "behaviour_missing": [
+                behaviour.why_not(*pair) if behaviour else None for pair in pairs
+            ],
+        }
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists, numbers and strings; NaN becomes None."""
-        return {name: plain(value) for name, value in asdict(self).items()}
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the matrix as JSON; `ComparisonMatrix.load` reads it."""
-        return result_files.write(path, "matrix", self.to_dict())
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> ComparisonMatrix:
-        """The ComparisonMatrix in a file that `save` wrote."""
-        values = result_files.read(path, "matrix", "ComparisonMatrix", _RULES, _values)
-        return ComparisonMatrix(**values)
-
-
-def _values(content: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a ComparisonMatrix from what a file holds."""
-    values = {key: content[key] for key in _RULES}
-    number, layers = len(values["models"]), values["layers"]
-    if len(layers) != number or len(set(map(len, layers))) != 1:
-        raise ValueError(f"layers must be as many of each of {number} models")
-    values["models"], values["layers"] = tuple(values["models"]), tuple(map(tuple, layers))
-    for key in ("scores", "stderr"):
-        values[key] = table(values[key], (number, number))
-    values["averaged"] = table(values["averaged"], (number, number)).astype(np.int32)
-    values["n_eff"] = table(values["n_eff"], (number, len(layers[0])))
-    if values["behaviour"] is not None:
-        values["behaviour"] = BehaviourOfAll.of(values["behaviour"])
-        if values["behaviour"].models != values["models"]:
-            raise ValueError("behaviour must be of the same models")
-    return values
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(map(shown, names[:_NAMED])) + more
+    @classmethod
+    def _shapes(cls, content: Mapping[str, Any]) -> Mapping[str, Shape]:
+        number, layers = len(content["models"]), content["layers"]
+        if len(layers) != number or len(set(map(len, layers))) != 1:
+            raise ValueError(f"layers must be as many of each of {number} models")
+        check_models(content)
+        tables = dict.fromkeys(("scores", "stderr", "averaged"), (number, number))
+        return {**tables, "n_eff": (number, len(layers[0]))}

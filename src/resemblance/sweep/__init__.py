@@ -1,1 +1,1 @@
-"""Many networks on many data sets: one recording for each pair, in a folder."""
+"""Sweeps: many networks on many data sets, one recording for each pair, in a folder."""

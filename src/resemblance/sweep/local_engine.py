@@ -1,8 +1,8 @@
-"""Workers on this machine: a process for each device, which is replaced if it dies.
+"""Sweep workers on this machine: one process per device, replaced if it dies.
 
-Each worker is handed one pair at a time, of the data it has open while there are any left, so that
-data are read once a worker and not once a network. `concurrent.futures` gives a pool up when one of
-its processes is killed; here that costs the pair which it was at one of its attempts.
+Each worker is given one pair at a time, preferably one on the data it already has open, so that
+data are read once per worker and not once per network. `concurrent.futures` abandons a whole pool
+when one of its processes is killed; here that costs only one attempt at the pair being recorded.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections import Counter, deque
+import sys
+import threading
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
 from multiprocessing import connection as pipes
 from typing import Any
 
-from .outcomes import Began, Event, Outcome, lost
-from .pairs import Pair
-from .worker import Place
+from .job_file import Pair
+from .progress import Attempts, Event, Outcome, PairStarted
+from .run_sweep import SweepLocation
 
-_PATIENCE = 5.0  # seconds that a process is given to end
+_Task = tuple[Pair, bool]  # and whether to wait for a process that is recording it
+_EXIT_SECONDS = 5.0  # seconds that a process is given to end
+_PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that a process gets when its parent dies
 
 
 def devices_for(named: Sequence[str], workers: int | None) -> list[str]:
@@ -32,157 +34,140 @@ def devices_for(named: Sequence[str], workers: int | None) -> list[str]:
     """
     import torch
 
-    from .._ops.device_choice import usable
+    from .._ops.devices import check_device
 
     there = torch.cuda.device_count()  # a GPU is touched by its workers alone
     found = [each.strip() for each in named] or [f"cuda:{i}" for i in range(there)] or ["cpu"]
     for each in found:
         if each not in (f"cuda:{i}" for i in range(there)):
-            usable(each)
+            check_device(each)
     return [found[i % len(found)] for i in range(workers or len(found))]
 
 
-def run(
-    pairs: Sequence[Pair], place: Place, *, devices: Sequence[str], retries: int
+def run_local(
+    pairs: Sequence[Pair],
+    place: SweepLocation,
+    *,
+    devices: Sequence[str],
+    retries: int,
+    seconds: float | None = None,
 ) -> Generator[Event, None, None]:
-    """Record pairs with a worker for each device named (one may be named several times)."""
-    queue = _Queue(pairs, retries)
-    workers: list[_Process] = []
+    """Record pairs with a worker for each device.
+
+    Args:
+        pairs: what to record.
+        place: where the sweep happens.
+        devices: one for each worker; a device may be named several times.
+        retries: how often a pair is tried again whose worker died or whose error may pass.
+        seconds: after which a pair is given up and its worker is ended; None sets no limit.
+    """
+    queue, attempts = [(pair, False) for pair in pairs], Attempts(retries)
+    workers: list[_WorkerProcess] = []
     try:
-        workers += [_Process(place, device, len(devices)) for device in devices[: len(pairs)]]
-        while queue.left or any(worker.pair for worker in workers):
-            for i, worker in enumerate(workers):
-                others = [other.opens for other in workers if other is not worker]
-                task = None if worker.pair else queue.next(worker.opens, others)
-                if task is not None:
-                    if not worker.alive:
-                        workers[i] = worker = worker.again()
-                    worker.take(*task)
-                    yield Began(task[0].name, worker.where)
+        for device in devices[: len(pairs)]:
+            workers.append(_WorkerProcess(place, device, len(devices), seconds))
+        while queue or any(worker.pair for worker in workers):
+            for worker in workers:
+                if queue and worker.pair is None:
+                    others = [other.opens for other in workers if other is not worker]
+                    pair, wait = _next_task(queue, worker.opens, others)
+                    worker.take(pair, wait)
+                    yield PairStarted(pair.name, worker.where)
             busy = [worker for worker in workers if worker.pair]
             pipes.wait(
                 [end for worker in busy for end in (worker.connection, worker.process.sentinel)]
             )
             for worker in busy:
-                outcome = worker.outcome()
-                if outcome is not None:
-                    yield queue.told(*outcome)
+                task, ended = worker.pair, worker.outcome()
+                if task is not None and ended is not None:
+                    outcome = attempts.judged(ended)
+                    if outcome.state in ("busy", "again"):
+                        queue.append((task, outcome.state == "busy"))
+                    yield outcome
     finally:
         for worker in workers:
             worker.end()
 
 
-class _Queue:
-    """Pairs that no worker has yet, and how often each was tried."""
+def _next_task(queue: list[_Task], opens: Any, others: Sequence[Any]) -> _Task:
+    """Take a pair from the queue: of data that the worker has open, or else of such as no other
+    worker has, or else the first. Those that another sweep is recording come last."""
 
-    def __init__(self, pairs: Sequence[Pair], retries: int) -> None:
-        self._new: dict[Any, deque[Pair]] = {}  # by the data that they open
-        self._retries = retries
-        self._elsewhere: deque[Pair] = deque()  # that another sweep was at
-        self._failures: Counter[str] = Counter()
-        for pair in pairs:
-            self._add(pair)
+    def preference(task: _Task) -> tuple[bool, bool, bool]:
+        pair, wait = task
+        return not wait, pair.opens == opens, pair.opens not in others
 
-    def _add(self, pair: Pair) -> None:
-        self._new.setdefault(pair.opens, deque()).append(pair)
-
-    @property
-    def left(self) -> bool:
-        return bool(self._new or self._elsewhere)
-
-    def next(self, opens: Any, others: Sequence[Any]) -> tuple[Pair, bool] | None:
-        """A pair, and whether to wait for it: of data that the worker has open, or else of such as
-        no other worker has, or else the first."""
-        if self._new:
-            choice = [opens, *(data for data in self._new if data not in others), *self._new]
-            data = next(data for data in choice if data in self._new)
-            pair = self._new[data].popleft()
-            if not self._new[data]:
-                del self._new[data]
-            return pair, False
-        return (self._elsewhere.popleft(), True) if self._elsewhere else None
-
-    def told(self, pair: Pair, outcome: Outcome) -> Outcome:
-        """What to report, once a pair that gets another attempt is back in line."""
-        if outcome.state == "busy":
-            self._elsewhere.append(pair)
-        if outcome.state == "failed":
-            self._failures[pair.name] += 1
-            if outcome.again and self._failures[pair.name] <= self._retries:
-                self._add(pair)
-                outcome = replace(outcome, state="again")
-        return outcome
+    best = max(queue, key=preference)
+    queue.remove(best)
+    return best
 
 
-@dataclass
-class _Process:
+class _WorkerProcess:
     """A worker, seen from the process that hands out pairs."""
 
-    place: Place
-    device: str
-    count: int  # of workers on this machine
-    pair: Pair | None = None  # that it is at
-    opens: Any = None  # the data it has open
+    def __init__(
+        self, place: SweepLocation, device: str, count: int, seconds: float | None
+    ) -> None:
+        self.place, self.device, self.count, self.seconds = place, device, count, seconds
+        self.pair: Pair | None = None  # that it is at
+        self.opens: Any = None  # the data it has open
+        self._start()
 
-    def __post_init__(self) -> None:
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")  # a GPU cannot be used after a fork
         self.connection, theirs = context.Pipe()
-        words = (theirs, self.place, self.device, self.count)
-        self.process = context.Process(target=_serve, args=words)
+        words = (theirs, self.place, self.device, self.count, self.seconds)
+        self.process = context.Process(target=_worker_main, args=words)
         self.process.start()
         theirs.close()  # so that its end is seen here when it dies
-
-    @property
-    def alive(self) -> bool:
-        return self.process.is_alive()
 
     @property
     def where(self) -> str:
         return f"{self.device or 'cpu'}, process {self.process.pid}"
 
-    def again(self) -> _Process:
-        """A new one in place of one that died."""
-        self.end()
-        return _Process(self.place, self.device, self.count)
-
     def take(self, pair: Pair, wait: bool) -> None:
+        """Let it record a pair, in a new process if it died."""
+        if not self.process.is_alive():
+            self.end()
+            self._start()
         self.pair, self.opens = pair, pair.opens
         with contextlib.suppress(OSError):  # it died just now, which its sentinel will tell
             self.connection.send((pair, wait))
 
-    def outcome(self) -> tuple[Pair, Outcome] | None:
+    def outcome(self) -> Outcome | None:
         """What became of its pair, if that is known by now."""
-        pair = self.pair
-        assert pair is not None
+        assert self.pair is not None
         try:
-            if self.connection.poll():
-                found = self.connection.recv()
-            elif not self.alive:
-                raise EOFError
-            else:
+            if not self.connection.poll() and self.process.is_alive():
                 return None
+            found: Outcome = self.connection.recv()
         except (EOFError, OSError):
-            self.process.join(_PATIENCE)
-            found, self.opens = lost(pair.name, _ending(self.process.exitcode)), None
+            self.process.join(_EXIT_SECONDS)
+            code, self.opens = self.process.exitcode, None
+            why = f"its worker died: {_exit_reason(code)}"
+            found = Outcome(self.pair.name, "again", error=why)
+            if self.seconds is not None and code == -signal.SIGALRM:
+                why = f"it took longer than the time limit of {self.seconds:g} seconds"
+                found = Outcome(self.pair.name, "failed", self.seconds, why)
         self.pair = None
-        return pair, found
+        return found
 
     def end(self) -> None:
         """End the process, whatever it is at: files appear whole or not at all."""
         self.connection.close()  # which ends one that is idle
         if self.pair is not None:
             self.process.terminate()
-        self.process.join(_PATIENCE)
+        self.process.join(_EXIT_SECONDS)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
         self.process.close()
 
 
-def _ending(code: int | None) -> str:
+def _exit_reason(code: int | None) -> str:
     """Why a process is no more.
 
-    >>> _ending(-9), _ending(3)
+    >>> _exit_reason(-9), _exit_reason(3)
     ('SIGKILL, as when memory ends', 'exit status 3')
     """
     if code is None or code >= 0:
@@ -193,8 +178,15 @@ def _ending(code: int | None) -> str:
     return f"signal {-code}"
 
 
-def _serve(connection: pipes.Connection[Any, Any], place: Place, device: str, count: int) -> None:
+def _worker_main(
+    connection: pipes.Connection[Any, Any],
+    place: SweepLocation,
+    device: str,
+    count: int,
+    seconds: float | None,
+) -> None:
     """The life of a worker: pairs come in, outcomes go out, until the other end is closed."""
+    _exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep hears it too, and ends its workers
     os.dup2(2, 1)  # what networks print is no part of the command's output
     import torch
@@ -205,8 +197,30 @@ def _serve(connection: pipes.Connection[Any, Any], place: Place, device: str, co
         torch.cuda.set_device(device)
     elif count > 1:
         torch.set_num_threads(max(1, torch.get_num_threads() // count))
-    worker = Worker(place, device)
+    worker = Worker(place, device, seconds)
     with contextlib.suppress(EOFError, OSError):  # the sweep is over, or dead
         while True:
             pair, wait = connection.recv()
             connection.send(worker.done(pair, wait=wait))
+
+
+def _exit_with_parent() -> None:
+    """End this process when the sweep dies, also while a pass hangs, so that no lock outlives it.
+
+    A thread waits for the parent's end, on every system. On Linux the kernel does it as well, since
+    no thread runs while compiled code keeps the interpreter's lock.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent.pid:  # it died before the kernel was told
+            os._exit(1)

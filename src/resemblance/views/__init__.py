@@ -1,5 +1,4 @@
-"""What people look at: figures from plain arrays, and the page of a report.
+"""Plots of results, and the HTML report.
 
-May import: everything but the command line and the demo. Only here, in the command line and in the
-demo are matplotlib, rich and typer imported, and only when used.
+May import: everything but `cli` and `demo`. matplotlib is imported only here and there, on use.
 """

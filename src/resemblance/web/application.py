@@ -1,85 +1,127 @@
-"""The application: which address gives what. Data are JSON under /api, the page is fixed files.
+"""The FastAPI application of `resemblance serve`: its routes, and the static files of its page.
 
-Ids in addresses are hexadecimal digits that are looked up among the entries before anything is
-done with them; questions about recordings go to `workers`, and answers are kept.
+Data are JSON under /api. Ids in URLs are hexadecimal and looked up among the entries before
+anything else; queries about recordings go to the worker pool, and answers are cached. The page's
+files are read once at start, so no path of a request is ever looked up on the disk; style sheet and
+charts are those of the report, and parts of the report's page are inserted into this one.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
-from collections.abc import Callable
-from functools import partial
-from typing import Annotated, Any, Literal
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import lru_cache, partial
+from pathlib import Path as FilePath
+from typing import Annotated, Any
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
-from fastapi import FastAPI, HTTPException, Path, Query, Request
+from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException as StarletteError
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from .. import __version__
 from ..errors import ResemblanceError
-from ..zoo.collection import Zoo
-from ..zoo.entry import Entry, checked_tags
-from .kept_answers import KeptAnswers
-from .page_files import PageFile, page_files
-from .shelf import Holding, Shelf, in_a_list, spelt_out, without_place
-from .uploads import LIMIT, UploadError, received, too_large
-from .workers import BusyError, FaultError, UnansweredError, Workers
+from ..views import report
+from ..views.report import fill_page, page_asset
+from ..zoo.entry import Entry, validate_tags
+from ..zoo.signature import SearchKernel
+from ..zoo.zoo import Zoo, damaged_rows_message
+from . import MEBIBYTE, UPLOAD_LIMIT_MIB
+from .cache import (
+    AnswerCache,
+    EntryCache,
+    SortKey,
+    entry_summary,
+    hide_zoo_path,
+    json_safe,
+)
+from .worker_pool import WorkerPool, busy_error
 
-_MEBIBYTE = 2**20
-_LONGEST = 200  # characters of what is searched for
-_TAGS = 16  # of an upload
-_WAITING = 128  # requests that wait for a worker, at most; more are told to come again
+_ASSETS = {  # by package
+    report.__package__: ("report.css", "charts.js", "pair.js"),
+    __package__: ("zoo.css", "zoo.js"),
+}
+_MEDIA_TYPES = {"css": "text/css", "js": "text/javascript"}
+
+
+@lru_cache(maxsize=1)
+def load_page_files() -> dict[str, Response]:
+    """The page by its name "page", and the files that it loads by theirs, as they are sent."""
+    texts = {name: page_asset(name, room) for room, names in _ASSETS.items() for name in names}
+    kinds = {name: _MEDIA_TYPES[name.rpartition(".")[2]] for name in texts}
+    texts["page"], kinds["page"] = fill_page(page_asset("zoo.html", __package__), {}), "text/html"
+    found = {name: Response(text, media_type=kinds[name]) for name, text in texts.items()}
+    for file in found.values():
+        tag = hashlib.sha256(file.body).hexdigest()[:24]  # by which a browser asks for changes
+        file.headers.update({"etag": f'"{tag}"', "cache-control": "no-cache"})
+    return found
+
+
+_MIN_BYTES_PER_SECOND = 16 * 1024  # bytes a second, on the whole
+_MAX_SEARCH_TEXT = 200  # characters of what is searched for
+_MAX_UPLOAD_TAGS = 16  # of an upload
+_WAITING = 128  # requests that wait for a worker, at most; more are refused
+_MAX_UPLOADS = 4  # at a time
 _STATUSES = (401, 403, 404, 408, 413, 415, 421, 422, 429, 503, 507)
-_ERRORS: dict[int | str, dict[str, Any]] = {
+_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"description": "What is wrong, as {error: text}"} for status in _STATUSES
 }
 
 Id = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]
-IdAsked = Annotated[str, Query(pattern=r"^[0-9a-f]{64}$")]
+IdQuery = Annotated[str, Query(pattern=r"^[0-9a-f]{64}$")]
 Group = Annotated[str, Query(pattern=r"^[0-9a-f]{16}$")]
-Kernel = Literal["features", "gradients", "product"]
-Sorted = Literal["added", "name", "parameters", "samples", "layers"]
 Limit = Annotated[int, Query(ge=1, le=50)]
 
 
 def application(
     zoo: Zoo,
-    workers: Workers,
+    workers: WorkerPool,
     *,
     name: str = "zoo",
     read_only: bool = False,
-    upload_limit: int = LIMIT * _MEBIBYTE,  # bytes
+    upload_limit: int = UPLOAD_LIMIT_MIB * MEBIBYTE,  # bytes
 ) -> FastAPI:
-    """The server of a zoo, without what decides who may ask it (`admission`)."""
+    """The server of a zoo, without what decides who may ask it (`security`)."""
     app = FastAPI(
         title="Resemblance",
         version=__version__,
         openapi_url="/api/openapi.json",
         docs_url=None,  # whose pages load scripts from elsewhere
         redoc_url=None,
-        responses=_ERRORS,
+        responses=_ERROR_RESPONSES,
     )
     app.router.redirect_slashes = False
-    desk = _Desk(zoo, workers)
-    _add_errors(app, zoo)
-    _add_page(app)
-    _add_lists(app, desk, _About(name, read_only, upload_limit))
-    _add_answers(app, desk)
+
+    async def show_error(_: Request, error: Exception) -> JSONResponse:
+        return _error_response(error, zoo.store.where)
+
+    for kind in (HTTPException, RequestValidationError, ResemblanceError, ClientDisconnect):
+        app.add_exception_handler(kind, show_error)
+    app.add_exception_handler(Exception, show_error)
+    desk, limit = _QueryService(zoo, workers), 0 if read_only else upload_limit
+    facts = {"version": __version__, "read_only": read_only, "upload_limit": limit}
+    _add_page_routes(app)
+    _add_listing_routes(app, desk, {"name": name, **facts})
+    _add_query_routes(app, desk)
     if not read_only:
-        _add_uploads(app, desk, upload_limit)
+        _add_upload_route(app, desk, upload_limit)
     return app
 
 
-class _Desk:
+class _QueryService:
     """Where requests are answered: the shelf, the workers, and answers given before."""
 
-    def __init__(self, zoo: Zoo, workers: Workers) -> None:
-        self.shelf, self.workers, self.kept = Shelf(zoo), workers, KeptAnswers()
+    def __init__(self, zoo: Zoo, workers: WorkerPool) -> None:
+        self.shelf, self.workers, self.kept = EntryCache(zoo), workers, AnswerCache()
 
     def entry(self, id: str) -> Entry:
         found = self.shelf.now().by_id.get(id)
@@ -89,108 +131,76 @@ class _Desk:
 
     def answer(self, what: str, of_all: bool = True, **of: Any) -> bytes:
         """A worker's answer as it came; one `of_all` entries goes by what the zoo holds."""
+        for name in of.keys() & {"id", "a", "b"}:
+            self.entry(of[name])
         state = self.shelf.now().state if of_all else ""
-
-        def make() -> bytes:
-            return _encoded(self.workers.ask(what, **of))
-
-        return self.kept.of((what, state, *sorted(of.items())), make)
+        question = (what, state, *sorted(of.items()))
+        return self.kept.of(question, lambda: _encode_json(self.workers.ask(what, **of)))
 
 
-class _About:
-    """What the page is told about the server."""
-
-    def __init__(self, name: str, read_only: bool, limit: int) -> None:
-        self.facts = {"name": name, "version": __version__, "read_only": read_only}
-        self.facts |= {"upload_limit": 0 if read_only else limit}
-
-    def of(self, held: Holding) -> dict[str, Any]:
-        counts = {"entries": len(held.entries), "groups": held.groups, "tags": held.tags[:200]}
-        return {**self.facts, **counts}
-
-
-def _encoded(content: Any) -> bytes:
+def _encode_json(content: Any) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def _json(content: bytes) -> Response:
-    return Response(content, media_type="application/json")
+_json_response = partial(Response, media_type="application/json")
 
 
 # -- errors -------------------------------------------------------------------------------------
 
 
-def _add_errors(app: FastAPI, zoo: Zoo) -> None:
-    """Every error as JSON with a message."""
-
-    def said(status: int, why: str, headers: dict[str, str] | None = None) -> JSONResponse:
-        return JSONResponse({"error": why}, status, headers)
-
-    @app.exception_handler(StarletteError)
-    async def of_http(_: Request, error: StarletteError) -> JSONResponse:
-        return said(error.status_code, str(error.detail), dict(error.headers or {}))
-
-    @app.exception_handler(RequestValidationError)
-    async def of_request(_: Request, error: RequestValidationError) -> JSONResponse:
+def _error_response(error: Exception, where: str) -> JSONResponse:
+    """Every error as JSON with a message, which does not say where the zoo is."""
+    status, headers = 422, {}
+    if isinstance(error, HTTPException):
+        status, why, headers = error.status_code, str(error.detail), dict(error.headers or {})
+    elif isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:])
-        return said(422, f"{where or 'the request'}: {first['msg']}")
-
-    @app.exception_handler(ResemblanceError)
-    async def of_package(_: Request, error: ResemblanceError) -> JSONResponse:
-        if isinstance(error, BusyError):
-            return said(503, str(error), {"retry-after": "5"})
-        if isinstance(error, FaultError):
-            return said(500, str(error))
-        status = error.status if isinstance(error, UploadError) else 422
-        return said(status, without_place(error, zoo))
-
-    @app.exception_handler(ClientDisconnect)
-    async def of_sender(_: Request, error: ClientDisconnect) -> JSONResponse:
-        return said(400, "the sender went away")  # and nobody reads this
-
-    @app.exception_handler(Exception)
-    async def of_program(_: Request, error: Exception) -> JSONResponse:
-        return said(500, f"a fault of the server ({type(error).__name__}); its log has more")
+        part = ".".join(str(part) for part in first["loc"][1:])
+        why = f"{part or 'the request'}: {first['msg']}"
+    elif isinstance(error, ResemblanceError):
+        why = hide_zoo_path(error, where)
+    elif isinstance(error, ClientDisconnect):
+        status, why = 400, "the sender went away"  # and nobody reads this
+    else:
+        status = 500
+        why = f"a fault of the server ({type(error).__name__}); its log has more"
+    return JSONResponse({"error": why}, status, headers)
 
 
 # -- the page -----------------------------------------------------------------------------------
 
 
-def _add_page(app: FastAPI) -> None:
-    files = page_files()
+def _add_page_routes(app: FastAPI) -> None:
+    def send_file(request: Request, file: Response) -> Response:
+        if request.headers.get("if-none-match") != file.headers["etag"]:
+            return file
+        kept = {name: file.headers[name] for name in ("etag", "cache-control")}
+        return Response(status_code=304, headers=kept)
 
-    def given(file: PageFile, request: Request) -> Response:
-        headers = {"etag": file.tag, "cache-control": "no-cache"}
-        if request.headers.get("if-none-match") == file.tag:
-            return Response(status_code=304, headers=headers)
-        return Response(file.content, media_type=file.kind, headers=headers)
-
-    def giver(file: PageFile) -> Callable[[Request], Response]:
-        return lambda request: given(file, request)
-
-    for name, file in files.items():
+    for name, file in load_page_files().items():
         path = "/" if name == "page" else f"/static/{name}"
-        app.add_route(path, giver(file), methods=["GET"], include_in_schema=False)
+        endpoint = partial(send_file, file=file)
+        app.add_route(path, endpoint, methods=["GET"], include_in_schema=False)
 
 
 # -- what is known without reading recordings ----------------------------------------------------
 
 
-def _add_lists(app: FastAPI, desk: _Desk, about: _About) -> None:
+def _add_listing_routes(app: FastAPI, desk: _QueryService, facts: dict[str, Any]) -> None:
     @app.get("/api/zoo")
     def zoo() -> Response:
         """The zoo: how many entries, which groups and tags."""
         held = desk.shelf.now()
-        made = desk.kept.of(("zoo", held.state), lambda: _encoded(about.of(held)))
-        return _json(made)
+        counts = {"entries": len(held.entries), "groups": held.groups, "tags": held.tags[:200]}
+        damaged = damaged_rows_message(held.damaged) if held.damaged else None
+        return _json_response(_encode_json({**facts, **counts, "damaged": damaged}))
 
     @app.get("/api/entries")
     def entries(
-        find: Annotated[str, Query(max_length=_LONGEST)] = "",
-        tag: Annotated[str | None, Query(max_length=_LONGEST)] = None,
+        find: Annotated[str, Query(max_length=_MAX_SEARCH_TEXT)] = "",
+        tag: Annotated[str | None, Query(max_length=_MAX_SEARCH_TEXT)] = None,
         group: Annotated[str | None, Query(pattern=r"^[0-9a-f]{16}$")] = None,
-        sort: Sorted = "added",
+        sort: SortKey = "added",
         offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
         limit: Annotated[int, Query(ge=1, le=5000)] = 100,
     ) -> Response:
@@ -200,59 +210,54 @@ def _add_lists(app: FastAPI, desk: _Desk, about: _About) -> None:
 
         def make() -> bytes:
             found = held.found(find, tag, group, sort)
-            some = [in_a_list(entry) for entry in found[offset : offset + limit]]
-            return _encoded({"total": len(found), "entries": some})
+            some = [entry_summary(entry) for entry in found[offset : offset + limit]]
+            return _encode_json({"total": len(found), "entries": some})
 
-        return _json(desk.kept.of(asked, make))
+        return _json_response(desk.kept.of(asked, make))
 
     @app.get("/api/entries/{id}")
     def entry(id: Id) -> Response:
         """All that is known of an entry without reading its recording."""
         found = desk.entry(id)
-        facts = spelt_out(found.to_dict())
         linked = desk.shelf.now().by_id.get(found.trained_on or "")
-        facts["trained_on_name"] = None if linked is None else spelt_out(linked.name)
-        return _json(_encoded(facts))
+        name = None if linked is None else linked.name
+        facts = {**found.to_dict(), "trained_on_name": name}
+        return _json_response(_encode_json(json_safe(facts)))
 
 
 # -- what workers answer --------------------------------------------------------------------------
 
 
-def _add_answers(app: FastAPI, desk: _Desk) -> None:
+def _add_query_routes(app: FastAPI, desk: _QueryService) -> None:
     """Questions wait in threads of their own, so that lists never wait for them."""
     waiting = CapacityLimiter(_WAITING)
 
-    async def waited_for(act: Callable[[], bytes]) -> Response:
-        if not waiting.available_tokens:
-            raise BusyError("too many others are asking; try again in a moment")
-        return _json(await run_sync(act, limiter=waiting))
-
     async def told(what: str, of_all: bool = True, **of: Any) -> Response:
-        return await waited_for(partial(desk.answer, what, of_all, **of))
+        if not waiting.available_tokens:
+            raise busy_error("too many others are asking")
+        act = partial(desk.answer, what, of_all, **of)
+        return _json_response(await run_sync(act, limiter=waiting))
 
     @app.get("/api/map")
-    async def zoo_map(group: Group, kernel: Kernel = "features") -> Response:
+    async def zoo_map(group: Group, kernel: SearchKernel = "features") -> Response:
         """Where the networks of a group lie on a plane, near each other if they are alike."""
         return await told("zoo_map", group=group, kernel=kernel)
 
     @app.get("/api/pair")
-    async def pair(a: IdAsked, b: IdAsked) -> Response:
+    async def pair(a: IdQuery, b: IdQuery) -> Response:
         """Two networks layer by layer: scores, standard errors, chance, behaviour, coordinates."""
-        found = [await run_in_threadpool(desk.entry, id) for id in (a, b)]
-        first, second = sorted(entry.id for entry in found)  # either way is one answer
+        first, second = sorted((a, b))  # either way is one answer
         return await told("pair", of_all=False, a=first, b=second)
 
     @app.get("/api/entries/{id}/nearest")
-    async def nearest(id: Id, kernel: Kernel = "features", limit: Limit = 10) -> Response:
+    async def nearest(id: Id, kernel: SearchKernel = "features", limit: Limit = 10) -> Response:
         """The networks most like one, among those recorded on the same samples."""
-        entry = await run_in_threadpool(desk.entry, id)
-        return await told("nearest", id=entry.id, kernel=kernel, limit=limit)
+        return await told("nearest", id=id, kernel=kernel, limit=limit)
 
     @app.get("/api/entries/{id}/relatives")
     async def relatives(id: Id, limit: Limit = 10) -> Response:
         """Which entries were made from a network, or it from them."""
-        entry = await run_in_threadpool(desk.entry, id)
-        return await told("relatives", id=entry.id, limit=limit)
+        return await told("relatives", id=id, limit=limit)
 
     @app.get("/api/families")
     async def families(group: Group) -> Response:
@@ -260,76 +265,102 @@ def _add_answers(app: FastAPI, desk: _Desk) -> None:
         return await told("families", group=group)
 
     @app.get("/api/recommend")
-    async def recommend(query: IdAsked, limit: Limit = 10) -> Response:
+    async def recommend(query: IdQuery, limit: Limit = 10) -> Response:
         """Which entries to look at for the data of a recording; no network is run."""
-        entry = await run_in_threadpool(desk.entry, query)
-        return await waited_for(partial(_advice, desk, entry, limit))
-
-
-def _advice(desk: _Desk, entry: Entry, limit: int) -> bytes:
-    """By how like data are, and by how like networks treat them."""
-    found = json.loads(desk.answer("by_data", id=entry.id, limit=limit))
-    kernel = "product" if "gradients" in entry.kinds else "features"
-    try:
-        alike, why = desk.answer("nearest", id=entry.id, kernel=kernel, limit=limit), None
-    except UnansweredError as error:
-        alike, why = b"null", str(error)
-    told = {"query": in_a_list(entry), **found, "alike": json.loads(alike), "alike_why": why}
-    return _encoded(told)
+        return await told("recommend", id=query, limit=limit)
 
 
 # -- uploads --------------------------------------------------------------------------------------
 
 
-def _add_uploads(app: FastAPI, desk: _Desk, limit: int) -> None:
+def _add_upload_route(app: FastAPI, desk: _QueryService, limit: int) -> None:
     body = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     schema = {"requestBody": {"required": True, "content": body}}
-    coming = _Turns(4)
+    slots = CapacityLimiter(_MAX_UPLOADS)
 
     @app.post("/api/recordings", status_code=201, openapi_extra=schema)
     async def upload(
-        request: Request, tag: Annotated[list[str] | None, Query(max_length=_TAGS)] = None
+        request: Request,
+        tag: Annotated[list[str] | None, Query(max_length=_MAX_UPLOAD_TAGS)] = None,
     ) -> Response:
         """Add a recording, sent as it is (application/octet-stream)."""
-        tags = list(checked_tags(tag or ()))
-        _check_announced(request, limit)
-        with coming.one():
-            async with received(request.stream(), limit=limit) as path:
-                found = await run_in_threadpool(_added, desk.workers, str(path), tags)
+        tags = list(validate_tags(tag or ()))
+        _check_upload_headers(request, limit)
+        if not slots.available_tokens:
+            raise HTTPException(429, "others are sending files; try again in a moment")
+        async with slots, receive_upload(request.stream(), limit=limit) as path:
+            found = await run_in_threadpool(_add_recording, desk.workers, str(path), tags)
         desk.shelf.forget()
-        return Response(_encoded(found), 201, media_type="application/json")
+        return _json_response(_encode_json(found), 201)
 
 
-def _added(workers: Workers, path: str, tags: list[str]) -> Any:
+def _add_recording(workers: WorkerPool, path: str, tags: list[str]) -> Any:
     try:
-        return workers.ask_once("add", path=path, tags=tags)
-    except FaultError as error:  # whatever a stranger's file does to its reader is the file's fault
-        raise UnansweredError(str(error)) from error
+        return workers.ask("add", upload=True, path=path, tags=tags)
+    except HTTPException as error:
+        if error.status_code == 500:  # whatever a file does to its reader is the file's fault
+            raise HTTPException(422, error.detail) from error
+        raise
 
 
-class _Turns:
-    """No more than so many at once."""
-
-    def __init__(self, most: int) -> None:
-        self.left = most
-
-    def one(self) -> _Turns:
-        if not self.left:
-            raise UploadError(429, "others are sending files; try again in a moment")
-        return self
-
-    def __enter__(self) -> None:
-        self.left -= 1
-
-    def __exit__(self, *_: object) -> None:
-        self.left += 1
-
-
-def _check_announced(request: Request, limit: int) -> None:
+def _check_upload_headers(request: Request, limit: int) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/octet-stream":
         # which a page of another origin cannot send without asking first
-        raise UploadError(415, "expected the file itself, as application/octet-stream")
+        raise HTTPException(415, "expected the file itself, as application/octet-stream")
     announced = request.headers.get("content-length", "0")
     if announced.isdecimal() and int(announced) > limit:
-        raise UploadError(413, too_large(limit))
+        raise HTTPException(413, too_large_message(limit))
+
+
+@asynccontextmanager
+async def receive_upload(
+    chunks: AsyncIterator[bytes], *, limit: int = UPLOAD_LIMIT_MIB * MEBIBYTE, idle: float = 30.0
+) -> AsyncIterator[FilePath]:
+    """The path of what a client sends, in a temporary folder, until the end of the block.
+
+    No more than the limit is ever stored, and little of it is in memory.
+
+    Args:
+        limit: bytes that are taken at most.
+        idle: seconds that a sender may be silent, or behind `_MIN_BYTES_PER_SECOND`.
+    """
+    with tempfile.TemporaryDirectory(prefix="resemblance-") as folder:  # of this user alone
+        path = FilePath(folder, "recording.rsm")
+        await _write_chunks(chunks, path, limit, idle)
+        yield path
+
+
+async def _write_chunks(
+    chunks: AsyncIterator[bytes], path: FilePath, limit: int, idle: float
+) -> None:
+    came, began = 0, time.monotonic()
+    with path.open("wb", buffering=0) as file:
+        while True:
+            left = began + idle + came / _MIN_BYTES_PER_SECOND - time.monotonic()
+            try:
+                chunk = await asyncio.wait_for(anext(chunks), min(idle, max(left, 0)))
+                came += len(chunk)
+                if came > limit:
+                    raise HTTPException(413, too_large_message(limit))
+                file.write(chunk)
+            except StopAsyncIteration:
+                break
+            except asyncio.TimeoutError as error:
+                why = f"too little came for {idle:g} seconds; send it again"
+                raise HTTPException(408, why) from error
+            except OSError as error:
+                why = "the server has no room for the file; tell who runs it"
+                raise HTTPException(507, why) from error
+    if not came:
+        raise HTTPException(
+            422, "expected a file written by Representation.save, found an empty one"
+        )
+
+
+def too_large_message(limit: int) -> str:
+    """Why a file is not taken."""
+    return (
+        f"expected a file of at most {limit / MEBIBYTE:,.4g} MiB, found a larger one; start the "
+        "server with a larger --upload-limit, or add the file with `resemblance zoo add`"
+    )

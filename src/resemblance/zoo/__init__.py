@@ -1,7 +1,7 @@
-"""A collection of recorded networks that can be searched: `Zoo`.
+"""A searchable collection of recorded networks: `Zoo`.
 
-`collection` is the zoo itself and `entry` what it knows of a network without reading its file;
-`store` is what keeps them, in a folder (`folder_store`) or in Lance tables (`lance_store`);
-`kernel_signature`, `nearest_networks` and `exact_scores` find networks like a given one, `descent`
-and `family_tree` which were made from which. May import: `similarity`.
+`zoo` has the class and `entry` what it knows of a network without reading its file. `folder_store`
+(with `sqlite_index`) and `lance_store` (with `lance_tables`) keep the data,
+`signature` and `search` find similar networks, `descent` and `family_tree` relatives. May import:
+`similarity`.
 """

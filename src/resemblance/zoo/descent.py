@@ -1,52 +1,65 @@
 """Descent: whether one network was made from another's weights, or both from a third's.
 
-A copy keeps its origin's units in their places, whether it was tuned, pruned, rounded, merged with
-others or given an adapter; a network trained apart, or distilled, numbers them anew. So
-`coordinates` tells: some layer's cosine is above what units in any order would give. Where units
-may have been exchanged, on purpose or by a conversion, that shows nothing. Then a probe of noise
-helps: early layers of a descendant still see noise as their origin does, more alike than those of
-networks that learnt the same apart. That is weaker evidence, with a threshold that was measured,
-not derived.
+A copy keeps its origin's units in place, whether it was fine-tuned, pruned, quantised, merged with
+others or given an adapter; a network trained independently, or distilled, orders them differently.
+So `coordinates` decides: at more than half of the layers, the cosine must exceed what units in
+random order would give. Copies exceed it at every layer, even when 90 % pruned or fine-tuned to
+another task. Networks trained independently over one shared stem exceed it at the layers of the
+stem only: what is shared is reported, and not called descent. If units may have been permuted,
+deliberately or by a conversion, coordinates show nothing. Then a noise probe helps: early layers of
+a descendant still respond to noise as their origin does, more similarly than those of networks that
+learnt the same task independently. That is weaker evidence, with an empirical threshold.
 
-Neither says who came first.
+Neither test says which network came first.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .._shown_text import shown
-from ..errors import FormatError, MismatchError, ResemblanceWarning, optional
-from ..representation.as_given import Given, recording
-from ..representation.layer import Layer
-from ..representation.representation import Representation
-from ..similarity.coordinates_by_layer import Coordinates
-from ..similarity.layer_matching import Known, by_name
-from ..similarity.shared_coordinates import FALSE_ALARMS, check, coordinates, counterparts
-from ..similarity.sketched_change import Centred
-from ..similarity.two_networks import compare
-from .entry import Entry, group_of, probe_of
-from .kernel_signature import at_depths, depths, signature
-from .nearest_networks import opened
+from .._utils.formatting import count_noun, left_out_sentence, printable
+from ..errors import MismatchError, ResemblanceWarning
+from ..representation.representation import Representation, RepresentationLike, as_representation
+from ..similarity.compare import compare
+from ..similarity.drift import (
+    FALSE_ALARM_RATE,
+    Coordinates,
+    centred_sketch,
+    check_subtractable,
+    coordinates,
+    layer_pairs,
+)
+from ..similarity.drift_sketch import sketched_cosine
+from ..similarity.pairing import LayerKey, match_by_name
+from ..similarity.results import Content, Result, join_names, plain
+from .entry import Entry, entry_columns, group_of, probe_of
+from .search import REASON_DAMAGED, REASON_OTHER_GROUP, open_query, read_entries
+from .signature import depth_indices, layers_at_depths, signature
 
 if TYPE_CHECKING:
-    import pandas
+    from .zoo import Zoo
 
-    from .collection import Zoo
 
-ShownBy = Literal["coordinates", "noise"]
+Evidence = Literal["coordinates", "noise"]
 NOISE = "probe:noise"
 # The CKA of features, at a third of the depth, above which networks are held to be of one descent;
 # and how often networks that are not lie above it. benchmarks/descent.py chose it for that rate on
 # some networks (4 of 446 pairs), and found none above it on others (0 of 446).
 NOISE_LEVEL, NOISE_ALARMS = 0.964, 0.01
-_CANDIDATES = 256  # entries that are looked at, those nearest by features first
-_ALIKE = 0.25  # cosine of features at any layer, below which nothing more is asked
+_CAUSES = {  # of a change of more decibels than that
+    35: "as rounding to 8 bits leaves it, or less",
+    15: "as rounding to 4 bits, light pruning or a short tuning leaves it",
+    6: "as tuning, or pruning of about half of the weights leaves it",
+}
+_CAUSE_LARGE = "the change is about as large as the features, as after tuning to another task"
+_MAX_CANDIDATES = 256  # entries that are looked at, those nearest by features first
+_MIN_COSINE = 0.25  # cosine of features at any layer, below which nothing more is asked
 
 
 @dataclass(frozen=True)
@@ -54,10 +67,10 @@ class Descent:
     """What two recordings say about whether their networks are of one descent."""
 
     models: tuple[str, str]
-    shown_by: ShownBy | None  # None: nothing shows it
+    shown_by: Evidence | None  # None: nothing shows it
     alarms: float  # how often networks that were trained apart are said to be of one descent
-    strength: float  # by coordinates: the cosine over chance, in units of the level that marks
-    # more; above 1 it is shown. NaN where coordinates cannot be compared
+    strength: float  # by coordinates: what more than half of the layers exceed, of the cosine over
+    # chance in units of the level that marks more; above 1 it is shown. NaN: not compared
     coordinates: Coordinates | None
     obstacle: str | None  # why coordinates cannot be compared
     noise: float | None  # CKA of features on noise, at a third of the depth; None: no such probe
@@ -68,6 +81,19 @@ class Descent:
         return self.shown_by is not None
 
     @property
+    def shared(self) -> tuple[str, ...]:
+        """The layers at which both networks have the same units in the same order."""
+        if self.coordinates is None:
+            return ()
+        pairs = zip(self.coordinates.layers, self.coordinates.shared_layers, strict=True)
+        return tuple(name for name, shares in pairs if shares)
+
+    @property
+    def partial(self) -> bool:
+        """Whether units are shared, but at too few layers to call it descent."""
+        return bool(self.shared) and not self.related
+
+    @property
     def decibels(self) -> float:
         """How far features moved, the mean over layers; infinite for equal ones, else NaN."""
         if self.coordinates is None or self.shown_by != "coordinates":
@@ -76,15 +102,22 @@ class Descent:
 
     def summary(self) -> str:
         """The answer in a few plain sentences."""
-        a, b = map(shown, self.models)
+        a, b = map(printable, self.models)
         if self.shown_by == "coordinates" and self.coordinates is not None:
-            found = self.coordinates
-            count, every = int(found.shared_layers.sum()), len(found.layers)
             words = [
                 f"{a} and {b} are of one descent: one was made from the other's weights, or both "
-                f"from a third's. {count} of {every} layers share coordinates (false alarms: "
-                f"{self.alarms:g}).",
-                f"Features {_told(self.decibels)}.",
+                f"from a third's; which, the recordings do not say. {self.counted} share "
+                f"coordinates (false alarms: {self.alarms:g})."
+            ]
+            if others := [x for x in self.coordinates.layers if x not in self.shared]:
+                words.append(f"Not shared: {join_names(others)}.")
+            words.append(f"Features {_drift_sentence(self.decibels)}.")
+        elif self.partial:
+            words = [
+                f"{a} and {b} share units at {self.counted} ({join_names(self.shared)}), and "
+                "not at the others. The same weights there, such as a frozen stem under networks "
+                "that were trained apart, explain that. It does not show that one was made from "
+                "the other."
             ]
         elif self.shown_by == "noise":
             words = [
@@ -94,35 +127,62 @@ class Descent:
             ]
         else:
             words = [f"Nothing shows that {a} and {b} are of one descent."]
-            if self.noise is not None:
-                words.append(f"On noise, early features score {self.noise:.3f}.")
-            elif self.obstacle is None:
+            if self.noise is None and self.obstacle is None:
                 words.append(
                     "Copies whose units were exchanged would not show; record both on "
                     f"{NOISE} to see those."
                 )
+        if self.noise is not None and not self.related:
+            words.append(f"On noise, early features score {self.noise:.3f}.")
         if self.obstacle is not None:
             words.append(f"Coordinates were not compared: {self.obstacle}.")
         return " ".join(words)
 
+    @property
+    def counted(self) -> str:
+        """At how many layers units are shared, in words."""
+        tested = 0 if self.coordinates is None else len(self.coordinates.layers)
+        return f"{len(self.shared)} of {tested} layers"
 
-@dataclass(frozen=True)
-class Relative:
-    """An entry that is of one descent with the network asked about."""
+
+@dataclass(frozen=True, eq=False)
+class Relative(Content):
+    """An entry that is of one descent with the network asked about, or shares some layers."""
 
     entry: Entry
     descent: Descent
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, numbers and strings; what is not finite becomes None."""
+        told = ("shown_by", "decibels", "strength", "shared", "noise", "alarms")
+        found = {key: getattr(self.descent, key) for key in told}
+        return plain({"entry": self.entry, **found, "summary": self.descent.summary()})
 
-@dataclass(frozen=True)
-class Descents:
-    """The entries of a zoo that are of one descent with a network, the least changed first."""
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Descents(Result):
+    """The entries of a zoo that are related to a network by descent, the least changed first.
+
+    `to_frame` has one row for each relative: name, id, shown_by, decibels, strength, noise, alarms
+    and tags.
+
+    Attributes:
+        query: name of the query.
+        relatives: the related entries, each with the evidence of its descent.
+        looked_at: number of entries that were compared.
+        left_out: why entries were skipped, and how many.
+        probe: the samples that the query was recorded on, in words.
+        partial: entries that share units at a few layers only, which does not show descent.
+    """
 
     query: str
     relatives: tuple[Relative, ...]
     looked_at: int
-    left_out: dict[str, int]  # why entries were not looked at, and how many
+    left_out: dict[str, int]
     probe: str
+    partial: tuple[Relative, ...] = ()
+
+    _kind = "descents"
 
     def __iter__(self) -> Iterator[Relative]:
         return iter(self.relatives)
@@ -130,133 +190,129 @@ class Descents:
     def __len__(self) -> int:
         return len(self.relatives)
 
-    def __repr__(self) -> str:
-        return f"Descents({len(self)} of one descent with {self.query!r}, of {self.looked_at:,})"
+    def _text(self) -> str:
+        return f"{len(self)} of one descent with {self.query!r}, of {self.looked_at:,}"
 
-    def summary(self) -> str:
-        """What was found, and what was left out, in a few plain sentences."""
-        entries = "entry" if self.looked_at == 1 else "entries"
+    def _sentences(self) -> list[str]:
         lines = [
-            f"Of one descent with {shown(self.query)}: {len(self)} of {self.looked_at:,} {entries} "
-            f"on {shown(self.probe)}."
+            f"Of one descent with {printable(self.query)}: {len(self)} of "
+            f"{count_noun(self.looked_at, 'entry', 'entries')} on {printable(self.probe)}."
         ]
         lines += [
-            f"{shown(x.entry.name)} ({x.entry.id[:12]}) {_moved(x.descent)}" for x in self.relatives
-        ]
-        if self.left_out:
-            parts = [f"{count:,} {why}" for why, count in self.left_out.items()]
-            lines.append(f"Left out: {', '.join(parts)}.")
-        return "\n".join(lines)
-
-    def to_frame(self) -> pandas.DataFrame:
-        """One row for each: name, id, shown_by, decibels, strength, noise, alarms and tags."""
-        rows = [
-            {
-                "name": x.entry.name,
-                "id": x.entry.id,
-                "shown_by": x.descent.shown_by,
-                "decibels": x.descent.decibels,
-                "strength": x.descent.strength,
-                "noise": x.descent.noise,
-                "alarms": x.descent.alarms,
-                "tags": ", ".join(x.entry.tags),
-            }
+            f"{printable(x.entry.name)} ({x.entry.id[:12]}) {_drift_phrase(x.descent)}"
             for x in self.relatives
         ]
-        return optional("pandas", "pandas", "frames").DataFrame(rows)
+        lines += [
+            f"{printable(x.entry.name)} ({x.entry.id[:12]}) shares units at only "
+            f"{x.descent.counted} ({join_names(x.descent.shared)}), as over a shared stem: no "
+            "evidence of descent"
+            for x in self.partial
+        ]
+        return [*lines, left_out_sentence(self.left_out)] if self.left_out else lines
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists, numbers and strings; what is not finite becomes None."""
+    def _columns(self) -> Mapping[str, Any]:
+        entries, found = ([getattr(x, of) for x in self.relatives] for of in ("entry", "descent"))
+        own = ("shown_by", "decibels", "strength", "noise", "alarms")
         return {
-            "query": self.query,
-            "probe": self.probe,
-            "looked_at": self.looked_at,
-            "left_out": dict(self.left_out),
-            "relatives": [
-                {
-                    "entry": x.entry.to_dict(),
-                    "shown_by": x.descent.shown_by,
-                    "decibels": _finite(x.descent.decibels),
-                    "strength": _finite(x.descent.strength),
-                    "noise": x.descent.noise,
-                    "alarms": x.descent.alarms,
-                    "summary": x.descent.summary(),
-                }
-                for x in self.relatives
-            ],
+            **entry_columns(entries, "name", "id"),
+            **{key: [getattr(x, key) for x in found] for key in own},
+            **entry_columns(entries, "tags"),
         }
 
 
-def descent(a: Given, b: Given) -> Descent:
+def descent(a: RepresentationLike, b: RepresentationLike) -> Descent:
     """Whether two recorded networks are of one descent.
 
-    By coordinates, where layers match and both saw the same samples, whatever those are: the chance
-    of a false alarm is one in a thousand (benchmarks/descent.py counts them). A layer of logits is
-    left out, as its units have a meaning that all networks of a task share. Where coordinates show
-    nothing and both were recorded on the noise that ships with the package (`--data probe:noise`),
-    features on it decide. Networks that began from the same random weights are of one descent too.
+    By coordinates, where layers match and both saw the same samples, whatever those are: more than
+    half of the layers must have the same units in the same order. The chance of a false alarm is at
+    most one in a thousand (benchmarks/descent.py counts them). A layer of logits does not count, as
+    its units have a meaning that all networks of a task share. Where no layer shares units and both
+    were recorded on the noise that ships with the package (`--data probe:noise`), features on it
+    decide. Networks that began from the same random weights are of one descent too. In a residual
+    network or a transformer, a shared stem or embedding reaches later layers through the residual
+    stream, and may look like descent.
+
+    Args:
+        a: a Representation, or the path of one.
+        b: a different one.
     """
-    a, b = recording(a), recording(b)
-    found, obstacle = _compared(a, b)
-    noise = _on_noise(a, b)
-    strength = float("nan") if found is None else _strength(found)
-    shown_by: ShownBy | None = None
-    if found is not None and found.shared:
+    a, b = as_representation(a), as_representation(b)
+    found: Coordinates | None = None
+    obstacle: str | None = None
+    one, two = without_logits(a), without_logits(b)
+    if not len(one) or not len(two):
+        obstacle = "logits are all that was recorded, and networks of a task share theirs"
+    else:
+        try:
+            found = coordinates(one, two)
+        except MismatchError as error:
+            obstacle = str(error)
+    noise = _noise_score(a, b)
+    strength = float("nan") if found is None else sharing_strength(found)
+    shown_by: Evidence | None = None
+    if strength > 1:
         shown_by = "coordinates"
-    elif noise is not None and noise > NOISE_LEVEL:
+    elif noise is not None and noise > NOISE_LEVEL and not (found is not None and found.shared):
         shown_by = "noise"
-    alarms = NOISE_ALARMS if noise is not None and shown_by != "coordinates" else FALSE_ALARMS
+    alarms = NOISE_ALARMS if noise is not None and shown_by != "coordinates" else FALSE_ALARM_RATE
     return Descent((a.name, b.name), shown_by, alarms, strength, found, obstacle, noise)
 
 
-def derivatives(zoo: Zoo, query: Given, *, limit: int = 10) -> Descents:
+def derivatives(zoo: Zoo, query: RepresentationLike, *, limit: int = 10) -> Descents:
     """The entries of a zoo that are of one descent with a network, the least changed first.
 
     Of entries recorded on the same samples with layers of the same names or as many, the 256
-    nearest by features are looked at, at four relative depths. Cost: those layers of each, and a
-    comparison in coordinates of those that have a cosine above 0.25 at any.
+    nearest by features are compared, at four relative depths; where some of these layers share
+    units and some do not, all layers are. Cost: those layers of each, and a comparison in
+    coordinates of those that have a cosine above 0.25 at any.
+
+    Args:
+        zoo: where to search.
+        query: a Representation, the path of one, or the key of an entry.
+        limit: how many entries are returned at most.
     """
-    own, names, read = opened(zoo, query)
-    rep = read(sorted(set(depths(len(names)))))
+    own, names, read = open_query(zoo, query)
+    rep = read(sorted(set(depth_indices(len(names)))))
     group = group_of(rep)
-    there = [x for x in zoo.store.entries(group=group) if x.id != own]
-    matching = {x.id: x for x in there if _may_match(names, x.layers)}
-    order = _by_features(zoo, rep, group, len(there) + 1)
-    chosen = sorted(matching.values(), key=lambda x: order.get(x.id, len(order)))
-    left_out = {
-        "recorded on other samples or in another way": len(zoo) - len(there) - (own is not None),
-        "with other layers": len(there) - len(matching),
-        "farther by features than those looked at": len(chosen[_CANDIDATES:]),
-    }
-    relatives, damaged, gone = [], 0, 0
-    for other in chosen[:_CANDIDATES]:
-        try:
-            theirs = zoo.store.read(other.id, sorted(set(depths(len(other.layers)))))
-        except FormatError:
-            damaged += 1
+    entries, unreadable = zoo.store.listed(group=group)
+    others = [x for x in entries if x.id != own]
+    matching = [x for x in others if _layers_may_match(names, x.layers)]
+    if rep.block_sizes:  # else there are no signatures
+        vector = signature(rep, "features", layers_at_depths(rep))
+        nearest = zoo.store.nearest(group, "features", vector, len(others) + 1)
+        order = {id: place for place, (id, _) in enumerate(nearest)}
+        matching.sort(key=lambda x: order.get(x.id, len(order)))
+    left_out = Counter(
+        {
+            REASON_OTHER_GROUP: len(zoo) - len(others) - len(unreadable) - (own is not None),
+            "with other layers": len(others) - len(matching),
+            "farther by features than those looked at": len(matching[_MAX_CANDIDATES:]),
+            REASON_DAMAGED: len(unreadable),
+        }
+    )
+    found: list[Relative] = []
+    looked_at = 0
+    nearby = matching[:_MAX_CANDIDATES]
+    at_depths = read_entries(zoo, nearby, lambda x: depth_indices(len(x.layers)), left_out)
+    for other, theirs in at_depths:
+        looked_at += 1
+        if not may_be_related(rep, theirs):
             continue
-        if theirs is None:  # it has just been removed
-            gone += 1
-        elif may_be_related(rep, theirs) and (found := descent(rep, theirs)).related:
-            relatives.append(Relative(other, found))
-    left_out["damaged"] = damaged
-    relatives.sort(key=lambda x: -np.nan_to_num(x.descent.decibels, nan=-1e3, posinf=1e3))
+        one = descent(rep, theirs)
+        if one.coordinates is not None and 0 < len(one.shared) < len(one.coordinates.layers):
+            # layers disagree, so all of them decide
+            for _, whole in read_entries(zoo, [other], lambda _: None, Counter()):
+                one = descent(read(range(len(names))), whole)
+        found.append(Relative(other, one))
+    found.sort(key=lambda x: -np.nan_to_num(x.descent.decibels, nan=-1e3, posinf=1e3))
     return Descents(
         query=rep.name,
-        relatives=tuple(relatives[:limit]),
-        looked_at=min(len(chosen), _CANDIDATES) - damaged - gone,
-        left_out={why: count for why, count in left_out.items() if count > 0},
+        relatives=tuple(x for x in found if x.descent.related)[:limit],
+        looked_at=looked_at,
+        left_out=dict(+left_out),
         probe=probe_of(rep),
+        partial=tuple(x for x in found if x.descent.partial)[:limit],
     )
-
-
-def _by_features(zoo: Zoo, rep: Representation, group: str, limit: int) -> dict[str, int]:
-    """Places of entries in the order of their signatures; without blocks, there are none."""
-    if not rep.block_sizes:
-        return {}
-    near = signature(rep, "features", at_depths(rep))
-    found = zoo.store.nearest(group, "features", near, limit)
-    return {id: place for place, (id, _) in enumerate(found)}
 
 
 def may_be_related(a: Representation, b: Representation) -> bool:
@@ -264,14 +320,17 @@ def may_be_related(a: Representation, b: Representation) -> bool:
     if a.data.id == NOISE:
         return True
     try:
-        check(a, b)
-        _, pairs = counterparts(a, b)
+        check_subtractable(a, b)
+        _, pairs = layer_pairs(a, b)
     except MismatchError:
         return False
-    return any(_cosine(x, y, a.samples) > _ALIKE for x, y in pairs)
+    sketches = (
+        (centred_sketch(x, "features", a), centred_sketch(y, "features", b)) for x, y in pairs
+    )
+    return any(sketched_cosine(*both, centre=True) > _MIN_COSINE for both in sketches)
 
 
-def with_own_units(rep: Representation) -> Representation:
+def without_logits(rep: Representation) -> Representation:
     """A recording without its logits: their units mean the same to every network of a task."""
     last = rep[-1]
     logits = rep.outputs is not None and last.dim == rep.outputs.classes
@@ -286,27 +345,21 @@ def mean_decibels(decibels: np.ndarray) -> float:
     return float(there[np.isfinite(there)].mean())
 
 
-def _compared(a: Representation, b: Representation) -> tuple[Coordinates | None, str | None]:
-    one, two = with_own_units(a), with_own_units(b)
-    if not len(one) or not len(two):
-        return None, "logits are all that was recorded, and networks of a task share theirs"
-    try:
-        return coordinates(one, two), None
-    except MismatchError as error:
-        return None, str(error)
+def sharing_strength(found: Coordinates) -> float:
+    """What more than half of the layers exceed, of the cosine over chance in units of the level.
 
-
-def _strength(found: Coordinates) -> float:
-    """How far the cosine is above chance, in units of what marks more, at the likeliest layer."""
+    Above 1, more than half of the layers that can be tested share units: evidence of descent.
+    """
     over = (found.cosine[0] - found.chance) / (found.chance_high - found.chance)
-    return float(np.nanmax(over, initial=-np.inf)) if not np.isnan(over).all() else float("nan")
+    known = np.sort(over[~np.isnan(over)])[::-1]
+    return float(known[len(known) // 2]) if len(known) else float("nan")
 
 
-def _on_noise(a: Representation, b: Representation) -> float | None:
+def _noise_score(a: Representation, b: Representation) -> float | None:
     """The CKA of features at a third of the depth, where both were recorded on the same noise."""
     if a.data.id != NOISE or b.data.id != NOISE:
         return None
-    early = (replace(rep, layers=(at_depths(rep)[1],), outputs=None) for rep in (a, b))
+    early = (replace(rep, layers=(layers_at_depths(rep)[1],), outputs=None) for rep in (a, b))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResemblanceWarning)
@@ -316,45 +369,23 @@ def _on_noise(a: Representation, b: Representation) -> float | None:
     return None if np.isnan(score) else score
 
 
-def _cosine(x: Layer, y: Layer, samples: int) -> float:
-    tables = []
-    for layer in (x, y):
-        sketch, signs = layer.features.sketch, layer.sketch_signs
-        if sketch is None or signs is None:
-            return 0.0
-        tables.append(Centred.of(sketch, signs, samples).table)
-    length = float(tables[0].norm() * tables[1].norm())
-    return float((tables[0] * tables[1]).sum()) / length if length > 0 else 0.0
-
-
-def _may_match(names: Sequence[str], others: Sequence[str]) -> bool:
+def _layers_may_match(names: Sequence[str], others: Sequence[str]) -> bool:
     if len(names) == len(others):
         return True
-    return by_name([Known(x) for x in names], [Known(x) for x in others]) is not None
+    return match_by_name([LayerKey(x) for x in names], [LayerKey(x) for x in others]) is not None
 
 
-def _told(decibels: float) -> str:
+def _drift_sentence(decibels: float) -> str:
     """What a change of this size comes from, as seen on copies (docs/copies.md)."""
     if np.isposinf(decibels):
         return "did not move at all"
-    if decibels > 35:
-        cause = "as rounding to 8 bits leaves it, or less"
-    elif decibels > 15:
-        cause = "as rounding to 4 bits, light pruning or a short tuning leaves it"
-    elif decibels > 6:
-        cause = "as tuning, or pruning of about half of the weights leaves it"
-    else:
-        cause = "little of them is left, as after heavy pruning or tuning to another task"
+    cause = next((words for least, words in _CAUSES.items() if decibels > least), _CAUSE_LARGE)
     return f"moved by {decibels:.1f} dB on average: {cause}"
 
 
-def _moved(found: Descent) -> str:
+def _drift_phrase(found: Descent) -> str:
     if found.shown_by == "noise":
         return f"by noise ({found.noise:.3f}), units exchanged"
     if np.isposinf(found.decibels):
         return "with equal features"
     return f"moved by {found.decibels:.1f} dB"
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None

@@ -1,276 +1,284 @@
-"""The family tree of a zoo: which entries are of one descent, and which are nearest to which.
+"""The family tree of a zoo: which entries are related by descent, and which are nearest to which.
 
-Pairs that share coordinates are related (`descent`); how far features moved between them, in
-decibels, says how near they are. Of each family the tree keeps the strongest ties that join all of
-its members: the spanning tree of the largest sum. It shows nearness: a copy of a copy hangs from
-the copy, as it moved less from that. Recordings do not say who came first. The root is the member
-tagged `base`, if there is one alone; else the one that is related to most others, the nearest of
-those: copies of one origin are nearer to it than to each other.
+Pairs that share unit order are related (`descent`); the drift of features between them, in
+decibels, measures how near they are. For each family the tree keeps the strongest edges that
+connect all members: the maximum spanning tree. It shows nearness: a copy of a copy hangs below the
+copy, from which it drifted less. Recordings do not say who came first; only the tag `base` does.
+Entries with that tag come first, and what hangs directly below one was made from it; all other
+edges have no known direction. A family without the tag starts with the entry related to the most
+others, and among those the nearest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .._shown_text import shown
-from ..errors import DataError, FormatError, nearest, optional
+from .._utils.formatting import count_noun, left_out_sentence, printable
+from ..errors import DataError, close_matches
 from ..representation.layer import Recorded
 from ..representation.representation import Representation
-from ..similarity.moved_copies import moved_copies
-from .descent import mean_decibels, with_own_units
-from .entry import Entry
-from .kernel_signature import depths
+from ..similarity.drift import FALSE_ALARM_RATE, coordinates, drift_of_copies
+from ..similarity.results import Content, Plotted, Result
+from .descent import mean_decibels, sharing_strength, without_logits
+from .entry import Entry, entry_columns
+from .search import REASON_DAMAGED, read_entries
+from .signature import depth_indices
 
 if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
+    from .zoo import Zoo
 
-    from .collection import Zoo
 
+Direction = Literal["tagged", "unknown"]
+UNKNOWN = "direction unknown"
 BASE = "base"  # the tag of an entry that others were made from
 _MOST = 400  # entries of a group, whose sketches are held at once: a megabyte each
-_EQUAL = 200.0  # decibels: what stands for no change at all
+_EQUAL_DECIBELS = 200.0  # decibels: what stands for no change at all
 
 
 @dataclass(frozen=True)
-class Kin:
+class TreeMember(Content):
     """An entry in a family tree."""
 
     entry: Entry
-    parent: int | None  # its place among all; None: it is a root
-    depth: int  # ties between it and its root
-    decibels: float  # how far features moved from the parent, the mean over layers; NaN of a root
+    parent: int | None  # place of the entry it is drawn below; None: it is drawn first
+    depth: int  # ties between it and the first
+    decibels: float  # how far features moved from the parent, the mean over layers; NaN: no parent
+    direction: Direction | None = None  # tagged: its parent is a base, and it is not; unknown: it
+    # may have been made from its parent, its parent from it, or both from a third
+
+    _also = ("words",)
 
     @property
     def is_root(self) -> bool:
         return self.parent is None
 
+    @property
+    def words(self) -> str:
+        """Its tie: how little its features moved, and whether the direction is known."""
+        if self.is_root:
+            return ""
+        return format_decibels(self.decibels) + (
+            f", {UNKNOWN}" if self.direction == "unknown" else ""
+        )
 
-@dataclass(frozen=True)
-class FamilyTree:
-    """A forest of entries: each family with its root first, every entry after its parent."""
 
-    members: tuple[Kin, ...]
-    alarms: float  # how often two networks trained apart are taken for related
-    left_out: dict[str, int]  # why entries are not in it, and how many
+@dataclass(frozen=True, eq=False, repr=False)
+class FamilyTree(Plotted, Result):
+    """A forest of entries: each family with its base first, every entry after its parent.
 
-    def __iter__(self) -> Iterator[Kin]:
+    `plot` draws it from left to right, with the decibels of each edge. `to_frame` has one row for
+    each entry: name, id, group, parent (its id), direction, decibels, depth and tags.
+
+    Attributes:
+        members: the entries in order, each with the index of its parent and the drift from it.
+        alarms: false alarm rate: how often two networks trained independently are called related.
+        left_out: why entries were skipped, and how many.
+    """
+
+    members: tuple[TreeMember, ...]
+    alarms: float
+    left_out: dict[str, int]
+
+    _kind = "family_tree"
+    _also = ("note",)
+
+    def __iter__(self) -> Iterator[TreeMember]:
         return iter(self.members)
 
     def __len__(self) -> int:
         return len(self.members)
 
-    def __repr__(self) -> str:
+    def _text(self) -> str:
         families, alone = self.counts()
-        what = counted(families, "family", "families")
-        return f"FamilyTree({len(self)} entries: {what}, {alone} alone)"
+        return f"{len(self)} entries: {count_noun(families, 'family', 'families')}, {alone} alone"
 
     def counts(self) -> tuple[int, int]:
-        """Families of two or more, and entries that have no relatives."""
+        """Families of two or more, and entries that have no relatives.
+
+        Returns:
+            The number of families and the number of single entries.
+        """
         parents = {x.parent for x in self.members}
         roots = [place for place, x in enumerate(self.members) if x.is_root]
         families = sum(place in parents for place in roots)
         return families, len(roots) - families
 
-    def children(self, place: int) -> list[int]:
-        """Places of the entries that hang from one."""
-        return [i for i, x in enumerate(self.members) if x.parent == place]
-
     def to_text(self) -> str:
-        """The forest for a terminal: a line an entry, and what there is to say about it."""
+        """The forest for a terminal: a line an entry, and what there is to say about it.
+
+        Returns:
+            Several lines, the summary at the end.
+        """
+        lines: list[str] = []
+        going_on: set[int] = set()  # depths at which a branch goes on further down
+        for x in reversed(self.members):
+            going_on = {depth for depth in going_on if depth <= x.depth}
+            before = "".join("│  " if i in going_on else "   " for i in range(1, x.depth))
+            branch = "├─ " if x.depth in going_on else "└─ "
+            moved = f"  {x.words}" if x.words else ""
+            tags = f"  [{', '.join(map(printable, x.entry.tags))}]" if x.entry.tags else ""
+            line = f"{printable(x.entry.name)} ({x.entry.id[:8]}){moved}{tags}"
+            lines.append(line if x.is_root else f"{before}{branch}{line}")
+            going_on.add(x.depth)
+        return "\n".join([*reversed(lines), self.summary()])
+
+    def _sentences(self) -> list[str]:
+        return [self.note, *([left_out_sentence(self.left_out)] if self.left_out else [])]
+
+    @property
+    def note(self) -> str:
+        """What the forest shows, in a few plain sentences."""
         families, alone = self.counts()
-        lines = []
-        for place, x in enumerate(self.members):
-            if x.is_root:
-                lines += self._drawn(place, "", "")
-        note = (
-            f"{counted(families, 'family', 'families')}, {alone} without relatives. Related: units "
-            f"share coordinates (false alarms: {self.alarms:g} a pair). Decibels: how little "
-            f"features moved from the one above. Roots are those tagged {BASE}, else a guess."
+        return (
+            f"{count_noun(families, 'family', 'families')}, {alone} without relatives. Related: "
+            f"the same units in the same order at most layers (false alarms: {self.alarms:g} a "
+            "pair). Decibels: how little features moved from the one above. An entry is drawn "
+            f"below the one it is nearest to. Only the tag {BASE} says which of two came first; "
+            "elsewhere the direction is unknown."
         )
-        out = [*lines, note]
-        if self.left_out:
-            parts = [f"{count:,} {why}" for why, count in self.left_out.items()]
-            out.append(f"Left out: {', '.join(parts)}.")
-        return "\n".join(out)
 
-    def _drawn(self, place: int, before: str, below: str) -> list[str]:
-        x = self.members[place]
-        moved = "" if x.is_root else f"  {told(x.decibels)}"
-        tags = f"  [{', '.join(map(shown, x.entry.tags))}]" if x.entry.tags else ""
-        out = [f"{before}{shown(x.entry.name)} ({x.entry.id[:8]}){moved}{tags}"]
-        under = self.children(place)
-        for child in under:
-            last = child == under[-1]
-            lead, rest = ("└─ ", "   ") if last else ("├─ ", "│  ")
-            out += self._drawn(child, below + lead, below + rest)
-        return out
-
-    def to_frame(self) -> pandas.DataFrame:
-        """One row for each entry: name, id, group, parent (its id), decibels, depth and tags."""
-        rows = [
-            {
-                "name": x.entry.name,
-                "id": x.entry.id,
-                "group": x.entry.group,
-                "parent": None if x.parent is None else self.members[x.parent].entry.id,
-                "decibels": x.decibels,
-                "depth": x.depth,
-                "tags": ", ".join(x.entry.tags),
-            }
-            for x in self.members
-        ]
-        return optional("pandas", "pandas", "frames").DataFrame(rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists, numbers and strings; what is not finite becomes None."""
+    def _columns(self) -> Mapping[str, Any]:
+        entries = [x.entry for x in self.members]
+        parents = [None if x.parent is None else entries[x.parent].id for x in self.members]
+        own = ("direction", "decibels", "depth")
         return {
-            "members": [
-                {
-                    "entry": x.entry.to_dict(),
-                    "parent": x.parent,
-                    "depth": x.depth,
-                    "decibels": float(x.decibels) if np.isfinite(x.decibels) else None,
-                }
-                for x in self.members
-            ],
-            "alarms": self.alarms,
-            "left_out": dict(self.left_out),
+            **entry_columns(entries, "name", "id", "group"),
+            "parent": parents,
+            **{key: [getattr(x, key) for x in self.members] for key in own},
+            **entry_columns(entries, "tags"),
         }
-
-    def plot(self) -> Figure:
-        """The forest from left to right, with the decibels of each tie."""
-        from ..views.family_drawn import drawn
-
-        return drawn(self)
 
 
 def family_tree(zoo: Zoo, *, group: str | None = None) -> FamilyTree:
     """Which entries are of one descent, of a group or of each group by itself.
 
     Layers at four relative depths are compared, of every pair of a group at once, so that copies
-    must have been recorded at the same layers. Copies whose units were exchanged are not found
+    must have been recorded at the same layers; where only some of these share units, all layers
+    decide, as in `descent`. The entries tagged `base` come first in their families, and never hang
+    from an entry without that tag. Copies whose units were exchanged are not found
     (see `descent`). Cost: a product of all sketches of a group with each other, and of the pairs
     that look related, the test whether they are.
-    """
-    from ..similarity.shared_coordinates import FALSE_ALARMS
 
-    entries = zoo.store.entries(group=group)
+    Args:
+        zoo: whose entries.
+        group: only those recorded on the same samples in the same way; by default, each group.
+    """
+    entries, unreadable = zoo.store.listed(group=group)
     if group is not None and not entries:
-        there = dict.fromkeys(entry.group for entry in zoo.store.entries())
-        known = f"nearest: {nearest(group, there)}" if there else "it is empty"
+        there = dict.fromkeys(entry.group for entry in zoo.store.listed()[0])
+        known = f"nearest: {close_matches(group, there)}" if there else "it is empty"
         raise DataError(f"no group {group!r} in {zoo.store.where}; {known}")
     by_group: dict[str, list[Entry]] = {}
     for entry in entries:
         by_group.setdefault(entry.group, []).append(entry)
-    members: list[Kin] = []
-    damaged = 0
+    members: list[TreeMember] = []
+    left_out = Counter({REASON_DAMAGED: len(unreadable)})
     for some in by_group.values():
         if len(some) > _MOST:
             raise DataError(
                 f"expected at most {_MOST} entries of one group, found {len(some):,}; a tree of so "
                 "many cannot be read: ask for the derivatives of one network instead"
             )
-        found, lost = _forest(zoo, some)
+        first = len(members)
         members += [
-            replace(x, parent=None if x.parent is None else x.parent + len(members)) for x in found
+            replace(x, parent=None if x.parent is None else x.parent + first)
+            for x in _group_forest(zoo, some, left_out)
         ]
-        damaged += lost
-    return FamilyTree(tuple(members), FALSE_ALARMS, {"damaged": damaged} if damaged else {})
+    return FamilyTree(tuple(members), FALSE_ALARM_RATE, dict(+left_out))
 
 
-def _forest(zoo: Zoo, entries: Sequence[Entry]) -> tuple[list[Kin], int]:
-    """The forest of one group, and how many entries are damaged."""
-    reps: list[Representation] = []
-    kept: list[Entry] = []
-    damaged = 0
-    for entry in entries:
-        try:
-            rep = zoo.store.read(entry.id, sorted(set(depths(len(entry.layers)))))
-        except FormatError:
-            damaged += 1
-            continue
-        if rep is not None:  # else it has just been removed
-            kept.append(entry)
-            reps.append(_sketches(with_own_units(rep)))
-    near = np.full((len(kept), len(kept)), -np.inf)  # decibels; not related: minus infinity
-    for (i, j), moved in moved_copies(reps):
-        decibels = min(_EQUAL, mean_decibels(moved.decibels[0]))
-        near[i, j] = near[j, i] = decibels
-    return hung(kept, near), damaged
+def _group_forest(zoo: Zoo, entries: Sequence[Entry], left_out: Counter[str]) -> list[TreeMember]:
+    """The forest of one group; entries that are damaged are counted."""
+    at_depths = read_entries(zoo, entries, lambda x: depth_indices(len(x.layers)), left_out)
+    found = [(entry, _feature_sketches_only(without_logits(rep))) for entry, rep in at_depths]
+    near = np.full((len(found), len(found)), -np.inf)  # decibels; not related: minus infinity
+    for (i, j), moved in drift_of_copies([rep for _, rep in found]):
+        shared = coordinates(found[i][1], found[j][1])
+        if not shared.shared_layers.all():  # then all layers decide
+            pair = read_entries(zoo, (found[i][0], found[j][0]), lambda _: None, Counter())
+            whole = [without_logits(rep) for _, rep in pair]
+            shared = coordinates(*whole) if len(whole) == 2 else shared
+        if sharing_strength(shared) > 1:
+            near[i, j] = min(_EQUAL_DECIBELS, mean_decibels(moved.decibels[0]))
+            near[j, i] = near[i, j]
+    return build_forest([entry for entry, _ in found], near)
 
 
-def hung(entries: Sequence[Entry], near: np.ndarray) -> list[Kin]:  # near: (n, n) decibels
-    """Families by their strongest ties, the largest family first, each from its root on."""
-    out: list[Kin] = []
-    for family in sorted(_families(near), key=len, reverse=True):
-        root = _root(entries, near, family)
-        out += _from_root(entries, near, family, root, len(out))
-    return out
+def build_forest(
+    entries: Sequence[Entry], near: np.ndarray
+) -> list[TreeMember]:  # near: (n, n) decibels
+    """Families by their strongest ties, the largest family first, each from its base on.
 
+    Prim's tree: the strongest tie to what hangs already, again and again. It begins with the
+    entries tagged `base`, which hang from each other alone. A family without any begins with the
+    entry that is nearest to all others, which need not be the origin.
+    """
+    from scipy.sparse.csgraph import connected_components
 
-def _from_root(
-    entries: Sequence[Entry], near: np.ndarray, family: Sequence[int], root: int, begin: int
-) -> list[Kin]:
-    """Prim's tree: the strongest tie to what hangs already, again and again; then in order."""
-    parent: dict[int, int] = {}
-    hanging, waiting = [root], [x for x in family if x != root]
+    count, labels = connected_components(np.isfinite(near), directed=False)
+    families = [np.flatnonzero(labels == k).tolist() for k in range(count)]
+    parents: dict[int, int | None] = {}
+    for family in sorted(families, key=len, reverse=True):
+        parents |= _family_parents(near, family, [x for x in family if BASE in entries[x].tags])
+    members: list[TreeMember] = []
+    places: dict[int, int] = {}
+    waiting = [x for x, above in reversed(parents.items()) if above is None]
     while waiting:
-        ties = near[np.ix_(hanging, waiting)]
+        who = waiting.pop()
+        above = parents[who]
+        places[who] = len(members)
+        if above is None:
+            members.append(TreeMember(entries[who], None, 0, float("nan")))
+        else:
+            known = BASE in entries[above].tags and BASE not in entries[who].tags
+            direction: Direction = "tagged" if known else "unknown"
+            at, decibels = places[above], float(near[who, above])
+            depth = members[at].depth + 1
+            members.append(TreeMember(entries[who], at, depth, decibels, direction))
+        below = [x for x, parent in parents.items() if parent == who]
+        waiting += sorted(below, key=lambda x: -near[x, who])[::-1]
+    return members
+
+
+def _family_parents(
+    near: np.ndarray, family: Sequence[int], tagged: Sequence[int]
+) -> dict[int, int | None]:
+    """What each entry of a family hangs from; of the first ones, None."""
+    parents: dict[int, int | None] = {}
+    waiting = list(tagged) or [_most_related(near, family)]
+    while waiting:
+        first = _most_related(near, waiting)
+        waiting.remove(first)
+        parents[first] = None
+        _attach(near, parents, waiting)
+    _attach(near, parents, [x for x in family if x not in parents])
+    return parents
+
+
+def _attach(near: np.ndarray, parents: dict[int, int | None], waiting: list[int]) -> None:
+    """Hang what waits by its strongest tie, as long as there is one."""
+    while waiting:
+        ties = near[np.ix_(list(parents), waiting)]
         at, to = np.unravel_index(int(ties.argmax()), ties.shape)
-        parent[waiting[to]] = hanging[at]
-        hanging.append(waiting.pop(int(to)))
-    out: list[Kin] = []
-    place: dict[int, int] = {}
-
-    def add(who: int, depth: int) -> None:
-        above = parent.get(who)
-        decibels = float("nan") if above is None else float(near[who, above])
-        place[who] = begin + len(out)
-        out.append(Kin(entries[who], None if above is None else place[above], depth, decibels))
-        under = [x for x, p in parent.items() if p == who]
-        for child in sorted(under, key=lambda x: -near[x, who]):
-            add(child, depth + 1)
-
-    add(root, 0)
-    return out
+        if not np.isfinite(ties[at, to]):
+            return
+        parents[waiting.pop(int(to))] = list(parents)[int(at)]
 
 
-def _families(near: np.ndarray) -> list[list[int]]:
-    """Entries joined by ties, directly or through others."""
-    out, seen = [], set[int]()
-    for first in range(len(near)):
-        if first in seen:
-            continue
-        family, new = [first], [first]
-        seen.add(first)
-        while new:
-            who = new.pop()
-            for other in np.flatnonzero(np.isfinite(near[who])).tolist():
-                if other not in seen:
-                    seen.add(other)
-                    family.append(other)
-                    new.append(other)
-        out.append(sorted(family))
-    return out
-
-
-def _root(entries: Sequence[Entry], near: np.ndarray, family: Sequence[int]) -> int:
-    tagged = [x for x in family if BASE in entries[x].tags]
-    if len(tagged) == 1:
-        return tagged[0]
+def _most_related(near: np.ndarray, family: Sequence[int]) -> int:
+    """The entry that is related to most others, and of those the nearest to them."""
     ties = near[np.ix_(family, family)]
     related = np.isfinite(ties).sum(1)
     closeness = np.where(np.isfinite(ties), ties, 0.0).sum(1) / np.maximum(related, 1)
-    best = max(range(len(family)), key=lambda i: (related[i], closeness[i], -i))
-    return family[best]
+    return family[max(range(len(family)), key=lambda i: (related[i], closeness[i], -i))]
 
 
-def _sketches(rep: Representation) -> Representation:
+def _feature_sketches_only(rep: Representation) -> Representation:
     """A recording with its sketches of features alone, so that many fit into memory."""
     layers = tuple(
         replace(
@@ -286,15 +294,6 @@ def _sketches(rep: Representation) -> Representation:
     return replace(rep, layers=layers, outputs=None)
 
 
-def told(decibels: float) -> str:
+def format_decibels(decibels: float) -> str:
     """A tie in words."""
-    return "equal features" if decibels >= _EQUAL else f"{decibels:.1f} dB"
-
-
-def counted(count: int, one: str, several: str) -> str:
-    """A number of things.
-
-    >>> counted(1, "family", "families"), counted(2, "family", "families")
-    ('1 family', '2 families')
-    """
-    return f"{count} {one if count == 1 else several}"
+    return "equal features" if decibels >= _EQUAL_DECIBELS else f"{decibels:.1f} dB"

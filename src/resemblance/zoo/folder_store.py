@@ -1,56 +1,72 @@
-"""A zoo in a folder: recordings as files that go by their own hash, and an index of them.
+"""A zoo in a folder (`FolderStore`): content-addressed files and a SQLite index.
 
     objects/ab/abcdef….rsm   a recording; its name is the SHA-256 of its bytes
     index.sqlite             entries, tags, signatures
 
-A file never changes once it has its name, so that readers need no lock. It is on the disk before
-its entry is, and an entry is gone before its file is: whatever moment a writer dies at, every entry
-has its file, and what is left over is a file without an entry. Such a file is removed under the
-lock that entries are written under, where a writer looks whether its file is still there.
+A file never changes once it has its name, so readers need no lock. A file is on the disk before
+its entry is, and an entry is removed before its file is: whenever a writer dies, every entry still
+has its file, and the only leftovers are files without an entry. Such files are removed under the
+same lock that entries are written under, where each writer checks that its file still exists.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .._atomic_files import check_writable
+from .._utils.atomic_files import PART_NAME, check_writable, make_folder, write_atomically
 from ..errors import DataError, FormatError
-from ..representation.file_format import content, load
+from ..representation.file_format import load, representation_bytes
 from ..representation.representation import Representation
-from . import entry_rows
-from .entry import Entry, told_by
-from .entry_rows import Row
-from .hashed_files import File, HashedFiles, make, sync_folder
-from .sqlite_index import Index
-from .store import AT_ONCE, Damage, Layers, Newcomer, exactly_nearest
+from . import sqlite_index
+from .entry import (
+    Damage,
+    DamageState,
+    Entry,
+    LayerSelection,
+    NewRecording,
+    Store,
+    describe_mismatch,
+    is_digest,
+)
+from .signature import AT_ONCE, signature_checksums, verified_signatures
+from .sqlite_index import INDEX_FILE, EntryRow, SqliteIndex, StoredFile
 
-_INDEX, _OBJECTS = "index.sqlite", "objects"
+_OBJECTS_FOLDER = "objects"
+_FILE_NAME = re.compile(r"[0-9a-f]{64}\.rsm")
+_CHUNK_BYTES = 1 << 20  # bytes read at a time
+_HEADER_LENGTH_BYTES = 8  # bytes that say how long a file's header is
 
 
-class FolderStore:
+class FolderStore(Store):
     """Recordings in a folder, for any number of processes and threads of one machine."""
 
     def __init__(self, folder: Path, *, create: bool = True) -> None:
         self.folder = folder
         self.where = str(folder)
         self._create = create
-        self._index = Index(folder / _INDEX)
-        self._files = HashedFiles(folder / _OBJECTS)
+        self._index = SqliteIndex(folder / INDEX_FILE)
+        self._files = HashedFiles(folder / _OBJECTS_FOLDER)
         self._check_place()
 
     # -- writing --------------------------------------------------------------------------------
 
-    def put(self, several: Sequence[Newcomer]) -> list[Entry]:
+    def put(self, several: Sequence[NewRecording]) -> list[Entry]:
         self._begin()
-        files = [None if self._holds(new) else self._written(new) for new in several]
-        self._files.sync(file for file in files if file is not None)
+        files: list[StoredFile | None] = []
+        for new in several:
+            row = self._found(new.entry.id)
+            whole = row is not None and self._files.intact(row.file)
+            files.append(None if whole else self._files.write(representation_bytes(new.rep)))
         unused: list[str] = []
         with self._index.writing() as db:
             pairs = zip(several, files, strict=True)
@@ -59,22 +75,20 @@ class FolderStore:
         return out
 
     def retag(self, id: str, add: Iterable[str], remove: Iterable[str]) -> Entry | None:
-        with self._writing() as db:
-            row = None if db is None else entry_rows.find(db, id)
-            if db is None or row is None:
+        with self._index.writing() as db:
+            row = sqlite_index.find_row(db, id)
+            if row is None:
                 return None
-            for tag in remove:
-                db.execute("DELETE FROM tags WHERE number = ? AND tag = ?", (row.number, tag))
-            entry_rows.add_tags(db, row.number, add)
-            return entry_rows.entry_of(db, id)
+            tags = {*row.entry.tags}.difference(remove).union(add)
+            entry = replace(row.entry, tags=tuple(tags))
+            return sqlite_index.write_row(db, replace(row, entry=entry))
 
     def drop(self, id: str) -> Entry | None:
-        with self._writing() as db:
-            row = None if db is None else entry_rows.find(db, id)
-            if db is None or row is None:
+        with self._index.writing() as db:
+            row = sqlite_index.find_row(db, id)
+            if row is None:
                 return None
-            for table in ("entries", "tags", "signatures"):
-                db.execute(f"DELETE FROM {table} WHERE number = ?", (row.number,))
+            sqlite_index.delete_row(db, row.number)
         self._remove_unused([row.file.digest])
         return row.entry
 
@@ -82,36 +96,32 @@ class FolderStore:
         self._index.close()
 
     def _enter(
-        self, db: sqlite3.Connection, new: Newcomer, file: File | None, unused: list[str]
+        self, db: sqlite3.Connection, new: NewRecording, file: StoredFile | None, unused: list[str]
     ) -> Entry:
         """The entry of a recording, made or brought up to date, and files nobody needs any more.
 
         Nobody else writes meanwhile. A file that was written or seen before may be gone: then its
         entry was removed since.
         """
-        row = entry_rows.find(db, new.entry.id)
-        if row is not None and (file is None or row.file != file) and self._files.intact(row.file):
-            if file is not None:
-                unused.append(file.digest)  # somebody else was faster
-            return entry_rows.joined(db, row, new.entry)
-        if file is None or not self._files.path(file.digest).exists():
-            file = self._written(new)
-            self._files.sync([file])
-        if row is not None:
-            if row.file.digest != file.digest:
-                unused.append(row.file.digest)
-            return entry_rows.joined(db, entry_rows.pointed_to(db, row, file), new.entry)
-        entry_rows.insert(db, new, file)
-        return entry_rows.entry_of(db, new.entry.id)
-
-    def _holds(self, new: Newcomer) -> bool:
-        """Whether a recording is there, and whole."""
-        with self._index.reading() as db:
-            row = None if db is None else entry_rows.find(db, new.entry.id)
-        return row is not None and self._files.intact(row.file)
-
-    def _written(self, new: Newcomer) -> File:
-        return self._files.write(content(new.rep))
+        digest = "" if file is None else file.digest
+        unused += sqlite_index.delete_damaged_rows(db, new.entry.id, digest)
+        row = sqlite_index.find_row(db, new.entry.id)
+        entry, number = (new.entry, None) if row is None else (row.entry, row.number)
+        if row is not None and self._files.intact(row.file):
+            kept = row.file  # somebody else may have been faster
+        elif file is not None and self._files.path(file.digest).exists():
+            kept = file
+        else:
+            kept = self._files.write(representation_bytes(new.rep))
+        before = () if row is None else (row.file.digest,)
+        unused += {digest, *before} - {"", kept.digest}
+        entry = replace(
+            entry,
+            tags=tuple({*entry.tags, *new.entry.tags}),
+            trained_on=new.entry.trained_on or entry.trained_on,
+        )
+        row = EntryRow(number, kept, entry, signature_checksums(new.signatures))
+        return sqlite_index.write_row(db, row, new.signatures)
 
     def _remove_unused(self, digests: Sequence[str]) -> None:
         """Remove files that no entry has.
@@ -129,51 +139,42 @@ class FolderStore:
     def _begin(self) -> None:
         """The folder, then its index, then the folder of recordings."""
         self._check_place()
-        if (self.folder / _OBJECTS).is_dir():
+        if self._files.top.is_dir():
             return
-        make(self.folder)
+        make_folder(self.folder)
         with self._index.writing():
             pass
-        make(self.folder / _OBJECTS)
+        make_folder(self._files.top)
         sync_folder(self.folder)
         sync_folder(self.folder.resolve().parent)
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection | None]:
-        """A connection to change entries with, or None where there are none."""
-        self._check_place()
-        if not (self.folder / _INDEX).exists():
-            yield None
-            return
-        with self._index.writing() as db:
-            yield db
-
     # -- reading --------------------------------------------------------------------------------
 
-    def entries(self, *, tag: str | None = None, group: str | None = None) -> list[Entry]:
-        where, values = "1", []
-        if group is not None:
-            where, values = "grp = ?", [group]
-        if tag is not None:
-            where += " AND number IN (SELECT number FROM tags WHERE tag = ?)"
-            values.append(tag)
-        return [row.entry for row in self._rows(f"WHERE {where}", values)]
+    def listed(
+        self,
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        tag: str | None = None,
+        group: str | None = None,
+    ) -> tuple[list[Entry], list[Damage]]:
+        conditions = {
+            "id = ?": [id],
+            # all ids that begin so come before those that go on with what is above every digit
+            "(name = ? OR id >= ? AND id < ?)": [key, key, f"{key}g"],
+            "number IN (SELECT number FROM tags WHERE tag = ?)": [tag],
+            "grp = ?": [group],
+        }
+        asked = {text: values for text, values in conditions.items() if values[0] is not None}
+        values = [x for several in asked.values() for x in several if x is not None]
+        rows, damaged = self._rows(" AND ".join(asked) or "1", values)
+        return [row.entry for row in rows], damaged
 
     def count(self) -> int:
-        with self._reading() as db:
-            return 0 if db is None else db.execute("SELECT count(*) FROM entries").fetchone()[0]
+        rows = self._fetched("SELECT count(*) FROM entries")
+        return rows[0][0] if rows else 0
 
-    def find(self, id: str) -> Entry | None:
-        row = self._found(id)
-        return None if row is None else row.entry
-
-    def matching(self, key: str) -> list[Entry]:
-        named = self._rows("WHERE name = ?", [key])
-        # all ids that begin so come before those that go on with what is above every digit
-        begun = self._rows("WHERE id >= ? AND id < ?", [key, f"{key}g"])
-        return [row.entry for row in {row.number: row for row in (*named, *begun)}.values()]
-
-    def read(self, id: str, layers: Layers = None) -> Representation | None:
+    def read(self, id: str, layers: LayerSelection = None) -> Representation | None:
         row = self._found(id)
         while row is not None:
             try:
@@ -188,82 +189,56 @@ class FolderStore:
     def signatures(
         self, group: str, kernel: str, *, among: Sequence[str] | None = None
     ) -> Iterator[tuple[list[str], np.ndarray]]:
-        for rows in self._vectors(group, kernel, among):
-            for length in dict.fromkeys(len(vector) for *_, vector in rows):
-                same = [(id, vector) for _, id, vector in rows if len(vector) == length]
-                joined = b"".join(vector for _, vector in same)
-                yield [id for id, _ in same], np.frombuffer(joined, "<f2").reshape(len(same), -1)
+        if among is None:
+            every = self._fetched("SELECT id FROM entries WHERE grp = ? ORDER BY number", [group])
+            among = [id for (id,) in every]
+        for start in range(0, len(among), AT_ONCE):
+            ids = among[start : start + AT_ONCE]
+            query = (
+                "SELECT id, facts, vector FROM entries LEFT JOIN signatures ON signatures.number = "
+                "entries.number AND signatures.grp = entries.grp AND kernel = ? WHERE "
+                f"entries.grp = ? AND id IN ({', '.join('?' * len(ids))}) ORDER BY entries.number"
+            )
+            found = verified_signatures(self._fetched(query, [kernel, group, *ids]), kernel)
+            if found[0]:
+                yield found
 
-    def nearest(
-        self,
-        group: str,
-        kernel: str,
-        signature: np.ndarray,
-        limit: int,
-        *,
-        among: Sequence[str] | None = None,
-    ) -> list[tuple[str, float]]:
-        return exactly_nearest(self.signatures(group, kernel, among=among), signature, limit)
+    def _fetched(self, query: str, values: Sequence[str | int | None] = ()) -> list[Any]:
+        """The rows of a query; none where nothing was ever written."""
+        self._check_place()
+        with self._index.reading() as db:
+            return [] if db is None else db.execute(query, values).fetchall()
 
-    def _vectors(
-        self, group: str, kernel: str, among: Sequence[str] | None
-    ) -> Iterator[list[tuple[int, str, bytes]]]:
-        """Number, id and signature of some hundred entries at a time."""
-        asked = (
-            "SELECT number, id, vector FROM signatures JOIN entries USING (number) WHERE "
-            "signatures.grp = ? AND kernel = ? AND {} ORDER BY number LIMIT ?"
-        )
-        if among is not None:
-            for start in range(0, len(among), AT_ONCE):
-                ids = among[start : start + AT_ONCE]
-                which = f"id IN ({', '.join('?' * len(ids))})"
-                yield self._fetched(asked.format(which), (group, kernel, *ids, len(ids)))
-            return
-        last = -1
-        while rows := self._fetched(asked.format("number > ?"), (group, kernel, last, AT_ONCE)):
-            yield rows
-            last = rows[-1][0]
+    def _rows(
+        self, condition: str, values: Sequence[str] = ()
+    ) -> tuple[list[EntryRow], list[Damage]]:
+        """Rows of the index that meet a condition, and damage to others."""
+        self._check_place()
+        with self._index.reading() as db:
+            return ([], []) if db is None else sqlite_index.read_rows(db, condition, values)
 
-    def _fetched(self, asked: str, values: Sequence[str | int]) -> list[Any]:
-        with self._reading() as db:
-            return [] if db is None else db.execute(asked, values).fetchall()
+    def _found(self, id: str) -> EntryRow | None:
+        rows, _ = self._rows("id = ?", [id])
+        return rows[0] if rows else None
 
-    def _loaded(self, row: Row, layers: Layers) -> Representation:
+    def _loaded(self, row: EntryRow, layers: LayerSelection) -> Representation:
         """A recording, once its file, or its header if only some layers are read, is what it was.
 
         The header holds a checksum of each layer, which reading a layer compares.
         """
-        path, file = self._files.path(row.file.digest), row.file
+        path = self._files.path(row.file.digest)
         try:
-            if not (self._files.is_whole if layers is None else self._files.has_its_head)(file):
+            if not self._files.is_whole(row.file, header_only=layers is not None):
                 raise FormatError("its bytes are not those that were added")
             return load(path, layers=layers)
         except (FormatError, OSError) as error:
             missing = isinstance(error, FileNotFoundError)
             why = f"{path} is missing" if missing else f"{path}: {error}"
-            raise FormatError(
-                f"the entry {row.entry.name!r} ({row.entry.id[:12]}) of {self.where} is damaged: "
-                f"{why}; add the recording again, or remove the entry"
-            ) from error
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection | None]:
-        self._check_place()
-        with self._index.reading() as db:
-            yield db
-
-    def _rows(self, where: str, values: Sequence[str]) -> list[Row]:
-        return [
-            entry_rows.as_row(x)
-            for x in self._fetched(f"{entry_rows.SELECT} {where} ORDER BY number", values)
-        ]
-
-    def _found(self, id: str) -> Row | None:
-        return next(iter(self._rows("WHERE id = ?", [id])), None)
+            raise self.damaged_error(row.entry, why) from error
 
     def _check_place(self) -> None:
         """An error if the folder is none, or is no zoo and cannot become one."""
-        index = self.folder / _INDEX
+        index = self.folder / INDEX_FILE
         if index.exists():
             return
         try:
@@ -277,13 +252,14 @@ class FolderStore:
             ) from None
         if index.exists():  # somebody has just made it
             return
-        if _OBJECTS in there:
+        if _OBJECTS_FOLDER in there:
             raise FormatError(
-                f"{self.folder} has recordings but no {_INDEX}: it was removed; add the recordings "
-                "to a new zoo (resemblance zoo add NEW OLD/objects/*/*.rsm), or put the index back"
+                f"{self.folder} has recordings but no {INDEX_FILE}: it was removed; add the "
+                "recordings to a new zoo (resemblance zoo add NEW OLD/objects/*/*.rsm), or put "
+                "the index back"
             )
         if not self._create:
-            raise DataError(f"no zoo at {self.folder}; expected a folder that `zoo add` made")
+            raise self.missing_error()
         if there:
             raise DataError(
                 f"{self.folder} is no zoo, and not empty; expected a zoo, an empty folder or a new "
@@ -294,48 +270,141 @@ class FolderStore:
 
     def damage(self, *, sweep: bool = False) -> list[Damage]:
         self._check_place()
-        found = self._of_index()
+        found = self._damage_of_index()
         there = self._files.listed()  # first: what is entered after this is no leftover
-        rows = self._rows("", [])
+        rows, damaged = self._rows("1")
+        found += damaged
         for row in rows:
-            found += self._of_entry(row)
-        entered = {self._files.path(row.file.digest) for row in rows}
-        for path in there:
-            found += [] if path in entered else [self._of_file(path)]
+            found += self._damage_of_entry(row)
+        digests = (digest for (digest,) in self._fetched("SELECT digest FROM entries"))
+        entered = {self._files.path(digest) for digest in digests if is_digest(digest)}
+        others = [path for path in there if path not in entered]
+        found += [self._damage_of_file(path, nameless=bool(damaged)) for path in others]
         if sweep:
-            self._sweep([self.folder / x.where for x in found if x.state == "leftover"])
+            for folder in {path.parent for path in others if self._files.is_half_written(path)}:
+                check_writable(folder / "any")  # which removes what no live writer holds
+            if not damaged:  # a damaged row may have named one of them
+                self._remove_unused([path.stem for path in others if self._files.is_one(path)])
         return found
 
-    def _of_index(self) -> list[Damage]:
-        with self._reading() as db:
-            said = [] if db is None else [x for (x,) in db.execute("PRAGMA quick_check").fetchall()]
-        return [Damage("index", _INDEX, text) for text in said if text != "ok"]
+    def _damage_of_index(self) -> list[Damage]:
+        reasons = [text for (text,) in self._fetched("PRAGMA quick_check") if text != "ok"]
+        for table in ("tags", "signatures"):
+            query = f"SELECT number FROM {table} WHERE number NOT IN (SELECT number FROM entries)"
+            if lost := self._fetched(query):
+                reasons.append(f"{len(lost)} of its {table} belong to no entry")
+        return [Damage("index", INDEX_FILE, reason) for reason in reasons]
 
-    def _of_entry(self, row: Row) -> list[Damage]:
+    def _damage_of_entry(self, row: EntryRow) -> list[Damage]:
         """What is wrong with an entry, unless it was removed or put right meanwhile."""
         path, why = self._files.path(row.file.digest), ""
         try:
-            if not told_by(row.entry, self._loaded(row, None)):
-                why = "the index says something else of it than its file"
+            query = "SELECT kernel, vector FROM signatures WHERE number = ? AND grp = ?"
+            stored = dict(self._fetched(query, (row.number, row.entry.group)))
+            why = describe_mismatch(row.entry, self._loaded(row, None), stored)
         except FormatError:
             why = "its bytes are not those that were added"
         again = self._found(row.entry.id) if why else None
-        if again is None or again.file != row.file:
-            return []
+        if again is None or (again.file, again.entry.added) != (row.file, row.entry.added):
+            return []  # also if it was removed and added anew, to the same file
         where = str(path.relative_to(self.folder))
         if not path.exists():
             return [Damage("missing", where, "its file is not there", again.entry)]
         return [Damage("damaged", where, why, again.entry)]
 
-    def _of_file(self, path: Path) -> Damage:
-        where = str(path.relative_to(self.folder))
+    def _damage_of_file(self, path: Path, *, nameless: bool) -> Damage:
+        """What a file is that no entry has; nameless: damaged rows may have had it."""
+        state: DamageState = "leftover"
         if self._files.is_half_written(path):
-            return Damage("leftover", where, "half written, now or by a writer that died")
-        if self._files.is_one(path):
-            return Damage("leftover", where, "a recording that was never entered, or removed")
-        return Damage("foreign", where, "not a file of the zoo's own")
+            why = "half written, now or by a writer that died"
+        elif not self._files.is_one(path):
+            state, why = "foreign", "not a file of the zoo's own"
+        elif nameless:
+            why = "a recording that no readable row names; add it again to repair its row"
+        else:
+            why = "a recording that was never entered, or removed"
+        return Damage(state, str(path.relative_to(self.folder)), why)
 
-    def _sweep(self, leftovers: Sequence[Path]) -> None:
-        self._remove_unused([path.stem for path in leftovers if self._files.is_one(path)])
-        for folder in {path.parent for path in leftovers if self._files.is_half_written(path)}:
-            check_writable(folder / "any")  # which removes what no live writer holds
+
+class HashedFiles:
+    """Files named by the SHA-256 of their bytes, written once and read without a lock."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+
+    def path(self, digest: str) -> Path:
+        """Where the file of a digest is; every path that comes from an index is built here.
+
+        Raises:
+            FormatError: if it is no digest, such as one that leads out of the folder.
+        """
+        if not is_digest(digest):
+            raise FormatError(f"expected a digest of 64 hexadecimal digits, found {digest!r:.80}")
+        return self.top / digest[:2] / f"{digest}.rsm"
+
+    def write(self, content: bytes) -> StoredFile:
+        """Write a file, which is on the disk with its name when this returns."""
+        file = StoredFile(hashlib.sha256(content).hexdigest(), _header_hash(content), len(content))
+        path = self.path(file.digest)
+        if not path.parent.exists():
+            make_folder(path.parent)
+            sync_folder(self.top)
+        write_atomically(path, content)
+        sync_folder(path.parent)
+        return file
+
+    def intact(self, file: StoredFile) -> bool:
+        """Whether it is there, with all its bytes."""
+        try:
+            return self.is_whole(file)
+        except OSError:
+            return False
+
+    def is_whole(self, file: StoredFile, *, header_only: bool = False) -> bool:
+        """Whether its bytes, or only its length and its header, are those that were written."""
+        digest = hashlib.sha256()
+        with open(self.path(file.digest), "rb") as opened:
+            if header_only:
+                start = opened.read(_HEADER_LENGTH_BYTES)
+                start += opened.read(min(_header_length(start), file.size))
+                size = os.fstat(opened.fileno()).st_size
+                return size == file.size and _header_hash(start) == file.head
+            while chunk := opened.read(_CHUNK_BYTES):
+                digest.update(chunk)
+        return digest.hexdigest() == file.digest
+
+    def listed(self) -> list[Path]:
+        """Whatever lies there, also what is none of these files."""
+        return sorted(path for path in self.top.rglob("*") if not path.is_dir())
+
+    def is_half_written(self, path: Path) -> bool:
+        return path.parent.parent == self.top and bool(PART_NAME.fullmatch(path.name))
+
+    def is_one(self, path: Path) -> bool:
+        """Whether a path is that of a recording, by its name."""
+        return bool(_FILE_NAME.fullmatch(path.name)) and path == self.path(path.stem)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk, where the system has a call for it."""
+    try:
+        opened = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # it may be entered but not read, or the system opens no folders
+        return
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {folder}: {error.strerror}; expected a disk that works"
+        ) from None
+    finally:
+        os.close(opened)
+
+
+def _header_hash(content: bytes) -> str:
+    """The hash of the header that a file begins with."""
+    return hashlib.sha256(content[: _HEADER_LENGTH_BYTES + _header_length(content)]).hexdigest()
+
+
+def _header_length(content: bytes) -> int:
+    return int.from_bytes(content[:_HEADER_LENGTH_BYTES], "little")

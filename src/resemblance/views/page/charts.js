@@ -39,6 +39,19 @@ const fixed = (x, digits = 3) =>
   known(x) ? x.toFixed(digits).replace(/^-(0\.?0*)$/, "$1").replace("-", "−") : "–";
 const pm = (x, error, digits = 3) => fixed(x, digits) + (known(error) ? ` ± ${error > 0 && error < 0.5 / 10 ** digits ? significant(Number(error.toPrecision(1))) : fixed(error, digits)}` : "");
 const significant = (x) => (known(x) ? String(Number(x.toPrecision(3))).replace("-", "−") : "–");
+const decoded = (code) => // as packed_scores.py has it: thousandths, or how far below 1
+  code === -30000 ? NaN : code === 2700 ? 1 : code >= 2000 ? 1 - 5e-4 / 10 ** ((code - 2000) / 100) : code / 1000;
+const power = (x) => x.toExponential(0).replace("-", "−");
+function likeness(x, error) { // a score, with as many digits as its error warrants; below 1 it is never shown as 1
+  if (!known(x)) return "–";
+  const below = 1 - x, e = known(error) && error > 0 ? error : 0;
+  if (Math.abs(below) <= 1e-9 && e <= 1e-7) return "1";
+  const enough = Math.max(e ? Math.max(2, 1 - Math.floor(Math.log10(e))) : 3, below > 1e-9 ? Math.ceil(-Math.log10(below)) : 0);
+  const digits = Math.min(enough, 6), text = fixed(x, digits);
+  const value = below > 1e-9 && Number(text) === 1 ? `1 − ${power(below)}` : text;
+  return e ? `${value} ± ${Number(e.toFixed(digits)) ? e.toFixed(digits) : power(e)}` : value;
+}
+const inCell = (x) => (1 - x > 1e-9 && x >= 0.995 ? ">.99" : Math.abs(1 - x) <= 1e-9 ? "1" : fixed(x, 2));
 const POWERS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 function measured(x, error) { // as many digits as the error warrants
   if (!known(x)) return "–";
@@ -89,7 +102,7 @@ addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); 
 function scoreTip(heading, score, error, chance, high) {
   return [
     el("span", {}, heading),
-    el("b", {}, pm(score, error)),
+    el("b", {}, likeness(score, error)),
     el("small", {}, known(high)
       ? `chance ${fixed(chance)}, 95 % level ${fixed(high)}${score <= high ? ": not above chance" : ""}`
       : "no chance level known"),
@@ -139,7 +152,7 @@ function heat(host, { rows, columns, cell, label, choose, picked, room }) {
     columns.forEach((_, j) => {
       const { value, weak, label: words, text: shown } = cell(i, j);
       const node = el("div", { role: "gridcell", class: "cell", "data-i": i, "data-j": j, tabindex: i === start[0] && j === start[1] ? 0 : -1, "aria-label": words },
-        el("span", {}, known(value) ? shown || fixed(value, 2) : ""));
+        el("span", {}, known(value) ? shown || inCell(value) : ""));
       if (known(value)) {
         const [r, g, b] = colour(value);
         node.style.backgroundColor = `rgb(${r} ${g} ${b})`;
@@ -340,13 +353,14 @@ function followTheme() { // the system's, until a reader switches
   night.addEventListener("change", follow);
   $("theme").addEventListener("click", () => { night.removeEventListener("change", follow); setTheme(document.documentElement.dataset.theme !== "dark"); });
 }
+const ramp = (first, last) => el("span", {}, first, el("i", { class: "ramp" }), last);
 function legends(root = document) {
   for (const legend of root.querySelectorAll(".legend"))
-    legend.replaceChildren(el("span", {}, "0", el("i", { class: "ramp" }), "1"), legend.closest("#layers, #course") ? el("span", { class: "of-chance" }, el("i", { class: "hatch" }), "not above chance") : "");
+    legend.replaceChildren(ramp("0", "1"), legend.closest("#layers, #course") ? el("span", { class: "of-chance" }, el("i", { class: "hatch" }), "not above chance") : "");
 }
 
 return {
-  $, KERNELS, INDICES, TREE, inflated, el, svg, known, fixed, pm, significant, measured, mean, shorten, brief, coloured, plural, listed,
-  showTip, hideTip, scoreTip, colour, heat, tree, ticksOf, chart, table, panes, pane, placePanes, roomIn, radios, check, followTheme, legends,
+  $, KERNELS, INDICES, TREE, inflated, el, svg, known, fixed, decoded, likeness, inCell, significant, measured, mean, shorten, brief, coloured, plural, listed,
+  showTip, hideTip, scoreTip, colour, heat, tree, ticksOf, chart, table, panes, pane, placePanes, roomIn, radios, check, followTheme, legends, ramp,
 };
 })();

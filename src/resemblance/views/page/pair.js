@@ -1,8 +1,8 @@
 "use strict";
-// Pairs of networks: what the packed numbers of `report_page.contents` say, and one pair drawn layer
+// Pairs of networks: what the packed numbers of `report_contents` say, and one pair drawn layer
 // by layer into the elements of layers.html. `state` holds a, b, show and index, and may change.
 const pairsOf = (D, bytes, state) => {
-const { $, KERNELS, INDICES, el, known, fixed, pm, significant, measured, mean, coloured, scoreTip, heat, chart, table, pane, placePanes, roomIn } = charts;
+const { $, KERNELS, INDICES, el, known, fixed, significant, likeness, inCell, mean, coloured, scoreTip, heat, chart, table, pane, placePanes, roomIn } = charts;
 const TABLES = ["scores", "chance", "chance_high"];
 const sides = ["features", "gradients"].filter((kernel) => D.kernels.includes(kernel));
 const SHOWN = { both: sides, product: ["product"] };
@@ -15,23 +15,22 @@ state.index = D.indices.includes(state.index) ? state.index : D.indices[0];
 // -- numbers ---------------------------------------------------------------------------------------
 
 const keyOf = (...parts) => JSON.stringify(parts);
-const text = (place) => (place === null || place === undefined ? null : D.texts[place]);
-const entries = new Map(), reasons = new Map(D.missing.map((c) => [keyOf(c.a, c.b, c.kernel, c.index), text(c.why)]));
+const entries = new Map(), reasons = new Map(D.missing.map((c) => [keyOf(c.a, c.b, c.kernel, c.index), c.why]));
 let wide = 0, narrow = 0;
 for (const entry of D.comparisons) { // where the numbers of each begin
-  const how = D.how[entry.how], size = D.models[entry.a].layers.length * D.models[entry.b].layers.length;
-  Object.assign(entry, how, D.matchings[entry.match], { at: wide, errors: narrow, size });
-  wide += size * (how.chance ? 3 : 1);
+  const size = D.models[entry.a].layers.length * D.models[entry.b].layers.length;
+  Object.assign(entry, { at: wide, errors: narrow, size });
+  wide += size * (entry.chance ? 3 : 1);
   narrow += size;
   entries.set(keyOf(entry.a, entry.b, entry.kernel, entry.index), entry);
 }
-const thousandths = new Int16Array(wide), steps = new Uint8Array(narrow);
+const codes = new Int16Array(wide), steps = new Uint8Array(narrow);
 for (let i = 0, sum = 0; i < wide; i++) { // differences, small for either sign
   const folded = bytes[i] | (bytes[wide + i] << 8);
-  thousandths[i] = sum += (folded >>> 1) ^ -(folded & 1);
+  codes[i] = sum += (folded >>> 1) ^ -(folded & 1);
 }
 for (let i = 0, sum = 0; i < narrow; i++) steps[i] = sum = (sum + bytes[2 * wide + i]) & 255;
-const scoreAt = (i) => (thousandths[i] === -30000 ? NaN : thousandths[i] / 1000);
+const scoreAt = (i) => charts.decoded(codes[i]);
 const errorAt = (i) => (steps[i] === 255 ? NaN : steps[i] === 0 ? 0 : 10 ** (-6 * (1 - (steps[i] - 1) / 253)));
 
 const cache = new Map();
@@ -60,7 +59,7 @@ function decode(entry, a, b) {
   out.carriers = out.pairs.map(([i, j]) => (entry.n_eff && known(i, j) !== null ? entry.n_eff[known(i, j)] : null));
   const [row, words] = entry.parting || [null, null];
   out.parts = row === null ? -1 : out.pairs.findIndex(([i, j]) => known(i, j) === row);
-  out.partingWords = text(words);
+  out.partingWords = words;
   // by similarity, a layer that was not chosen is no layer without a counterpart
   out.alone = entry.by === "similarity" ? [[], []] : [rows, columns].map((names, side) => names.filter((_, i) => entry.matched[side ^ flip][i] === null));
   return out;
@@ -75,7 +74,7 @@ function plain(v) { // what Comparison.load reads
     comparison: 1, models: [D.models[v.a].name, D.models[v.b].name], rows: v.rows, columns: v.columns,
     ...Object.fromEntries(["scores", "stderr", "chance", "chance_high"].map((part) => [part, clean(v[part])])), kernel: v.kernel, index: v.index,
     centre: v.centre, estimator: v.estimator, paired: v.paired, samples: v.samples, tokens: v.tokens,
-    notes: [...v.notes.map(text), "from a report page: scores to three decimals, standard errors to 3 %"],
+    notes: [...v.notes, "from a report page: scores to three decimals, standard errors to 3 %"],
     matched_by: v.by, matched: v.matched,
   };
 }
@@ -98,19 +97,19 @@ function drawCard() {
     const here = view(state.a, state.b, kernel), score = meanOf(here), high = here ? mean(along(here, "chance_high")) : NaN;
     return el("div", { class: `tile${shownKernels().includes(kernel) ? " on" : ""} s-${kernel}` },
       el("span", { class: "what" }, KERNELS[kernel][0], el("small", {}, KERNELS[kernel][1])),
-      el("span", { class: "much" }, here && here.which === "matched" ? measured(score, here.mean[1]) : fixed(score, 2)),
+      el("span", { class: "much" }, likeness(score, here && here.which === "matched" ? here.mean[1] : NaN)),
       el("span", { class: "rule" }, known(score) ? el("i", { style: `width:${percent(score)}` }) : null,
         known(high) ? el("b", { style: `left:${percent(high)}`, title: `95 % level of chance ${fixed(high, 2)}` }) : null));
   }));
   const found = self ? null : behaviours.get(pairKey(state.a, state.b));
-  $("card-words").textContent = !found ? "" : found.words || (found.why ? `Predictions cannot be compared: ${found.why}.` : `They predict another class for ${(100 * found.value).toFixed(1)} % of samples.`);
+  $("card-words").textContent = !found ? "" : found.words ? found.words[state.a > state.b ? 1 : 0] : (found.why ? `Predictions cannot be compared: ${found.why}.` : `They predict another class for ${(100 * found.value).toFixed(1)} % of samples.`);
 }
 function words(v) {
   const value = along(v, "scores"), error = along(v, "stderr");
   const order = value.map((_, i) => i).filter((i) => known(value[i])).sort((i, j) => value[i] - value[j]);
   if (!order.length) return `${KERNELS[v.kernel][0]}: no layer has a defined score.`;
   const low = order[0], high = order[order.length - 1];
-  const where = (i) => `${v.rows[v.pairs[i][0]]}${v.which === "neighbouring" ? " → " + v.columns[v.pairs[i][1]] : ""} (${pm(value[i], error[i])})`;
+  const where = (i) => `${v.rows[v.pairs[i][0]]}${v.which === "neighbouring" ? " → " + v.columns[v.pairs[i][1]] : ""} (${likeness(value[i], error[i])})`;
   const above = v.pairs.filter((pair) => !isWeak(v, pair) && known(at(v.scores, pair))).length;
   const most = low === high ? `at ${where(low)}` : `most alike at ${where(high)}, least at ${where(low)}`;
   return `${KERNELS[v.kernel][0]}: ${most}.${v.chance ? ` Above chance: ${above} of ${value.length}.` : ""}`;
@@ -146,7 +145,7 @@ function drawPair() {
         const [score, error, mid, high] = here(i, j);
         return {
           value: score, weak: isWeak(one, [i, j]),
-          label: `${one.rows[i]} of ${nameA()}, ${one.columns[j]} of ${nameB()}: ${known(score) ? pm(score, error) : "undefined"}${known(mid) ? `, chance ${fixed(mid)}, 95 % level ${fixed(high)}` : ""}`,
+          label: `${one.rows[i]} of ${nameA()}, ${one.columns[j]} of ${nameB()}: ${known(score) ? likeness(score, error) : "undefined"}${known(mid) ? `, chance ${fixed(mid)}, 95 % level ${fixed(high)}` : ""}`,
           tip: scoreTip(`${one.rows[i]} × ${one.columns[j]}`, score, error, mid, high),
         };
       },
@@ -181,17 +180,17 @@ function drawCurve(views) {
     ...(views.some((one) => one.chance) ? [el("span", {}, el("i", { class: "key-band" }), "below the 95 % level of chance")] : []),
     ...(views.some((one) => one.doubtful.includes(true)) ? [el("span", {}, el("i", { class: "key-hollow" }), "hollow: too few samples carry it (n_eff) to trust its error bar")] : []));
   const alone = v.alone.flatMap((names, side) => (names.length ? [`Without a counterpart, of ${side ? nameB() : nameA()}: ${names.join(", ")}.`] : []));
-  const found = state.a === state.b ? null : moves.get(pairKey(state.a, state.b));
+  const found = state.a === state.b ? null : moves.get(keyOf(state.a, state.b));
   const told = [
     ...views.flatMap((one) => [words(one), one.partingWords]),
     movedWords(found), ...alone,
-    ...views.map((one) => (one.carried === null ? null : `${KERNELS[one.kernel][0]}: ${text(one.carried)}.`)),
+    ...views.map((one) => (one.carried === null ? null : `${KERNELS[one.kernel][0]}: ${one.carried}.`)),
   ].filter(Boolean);
-  const notes = [...new Set(views.flatMap((one) => one.notes.map(text)))];
+  const notes = [...new Set(views.flatMap((one) => one.notes))];
   $("notes").replaceChildren(...told.map((line) => el("li", {}, line)), ...notes.map((note) => el("li", { class: "quiet-text" }, `Note: ${note}.`)));
 }
 function drawCounterparts(views) {
-  const self = state.a === state.b, v = views[0], found = self ? null : moves.get(pairKey(state.a, state.b));
+  const self = state.a === state.b, v = views[0], found = self ? null : moves.get(keyOf(state.a, state.b));
   const scored = views.flatMap((one) => [`${KERNELS[one.kernel][0]} ± error`, "Chance, 95 %", "n_eff"]);
   const moved = found ? found.kinds.flatMap((kind) => [`${KERNELS[kind][0]} moved, dB`, "Cosine"]) : [];
   const heads = [`Layer of ${nameA()}`, v.which === "neighbouring" ? "Next layer" : `Counterpart, by ${v.by}`, ...scored, ...moved, self ? "Nearest other layer" : `Nearest layer of ${nameB()}`];
@@ -200,15 +199,15 @@ function drawCounterparts(views) {
     const others = v.columns.map((_, j) => j).filter((j) => !(self && j === i && v.columns.length > 1) && known(v.scores[i][j]));
     const best = others.sort((p, q) => v.scores[i][q] - v.scores[i][p])[0];
     const same = best !== undefined && pair && best === pair[1];
-    const row = found ? found.rows.indexOf(state.a > state.b ? (pair ? pair[1] : -1) : i) : -1;
+    const row = found ? found.rows.indexOf(i) : -1;
     return [
       name, pair ? v.columns[pair[1]] : "–",
       ...views.flatMap((one) => {
         const m = one.pairs.findIndex(([row]) => row === i), p = m < 0 ? null : one.pairs[m];
-        return [p ? pm(at(one.scores, p), at(one.stderr, p)) : "–", p ? fixed(at(one.chance_high, p)) : "–", p && one.carriers[m] !== null ? el("span", { title: one.doubtful[m] ? "too few to trust the error bar" : null }, `${one.doubtful[m] ? "⚠ " : ""}${one.carriers[m].toLocaleString("en")}`) : "–"];
+        return [p ? likeness(at(one.scores, p), at(one.stderr, p)) : "–", p ? fixed(at(one.chance_high, p)) : "–", p && one.carriers[m] !== null ? el("span", { title: one.doubtful[m] ? "too few to trust the error bar" : null }, `${one.doubtful[m] ? "⚠ " : ""}${one.carriers[m].toLocaleString("en")}`) : "–"];
       }),
-      ...(found ? found.kinds.flatMap((_, kind) => (row < 0 ? ["–", "–"] : [found.decibels[kind][row] >= 999 ? "unchanged" : fixed(found.decibels[kind][row], 1), fixed(found.cosine[kind][row])])) : []),
-      best === undefined ? "–" : el("span", { class: same ? "quiet" : null }, `${v.columns[best]} (${fixed(v.scores[i][best], 2)})`),
+      ...(found ? found.kinds.flatMap((_, kind) => (row < 0 ? ["–", "–"] : [found.decibels[kind][row] >= 999 ? "unchanged" : fixed(found.decibels[kind][row], 1), likeness(found.cosine[kind][row])])) : []),
+      best === undefined ? "–" : el("span", { class: same ? "quiet" : null }, `${v.columns[best]} (${inCell(v.scores[i][best])})`),
     ];
   }), [2, [heads.length - 1]]);
 }
@@ -261,5 +260,5 @@ function saveButtons() {
   }
 }
 
-return { SHOWN, offers, offered, shownKernels, entries, keyOf, pairKey, text, view, at, behaviours, nameA, nameB, indexWords, whyNot, drawCard, drawPair, drawValues, drawProvenance, saveButtons };
+return { SHOWN, offers, offered, shownKernels, entries, keyOf, pairKey, view, at, behaviours, nameA, nameB, indexWords, whyNot, drawCard, drawPair, drawValues, drawProvenance, saveButtons };
 };

@@ -1,6 +1,6 @@
 "use strict";
 (async () => {
-const { $, KERNELS, INDICES, TREE, inflated, el, known, fixed, pm, measured, mean, shorten, coloured, plural, listed, hideTip, scoreTip, heat, tree, chart, table, panes, pane, placePanes, roomIn, radios, check, followTheme, legends } = charts;
+const { $, KERNELS, INDICES, TREE, inflated, el, known, fixed, likeness, inCell, measured, mean, shorten, coloured, plural, listed, hideTip, scoreTip, heat, tree, chart, table, panes, pane, placePanes, roomIn, radios, check, followTheme, legends, ramp } = charts;
 if (!("DecompressionStream" in window)) { $("too-old").hidden = false; return; }
 const D = await (await inflated($("data").textContent)).json();
 const bytes = new Uint8Array(await (await inflated($("numbers").textContent)).arrayBuffer());
@@ -50,11 +50,11 @@ function drawOverview() {
       label: `Similarity of networks, ${indexWords()} of ${kernel}`,
       cell: (i, j) => {
         const value = scoreOf(kernel, order[i], order[j]), error = o ? o.stderr[order[i]][order[j]] : null;
-        const words = known(value) ? fixed(value) : whyNot(order[i], order[j], kernel) || "undefined";
+        const words = known(value) ? likeness(value) : whyNot(order[i], order[j], kernel) || "undefined";
         return {
           value, label: `${names[i]} and ${names[j]}: ${words}`,
           tip: [
-            el("span", {}, `${names[i]} × ${names[j]}`), el("b", {}, known(value) ? pm(value, error) : "–"),
+            el("span", {}, `${names[i]} × ${names[j]}`), el("b", {}, known(value) ? likeness(value, error) : "–"),
             el("small", {}, known(value) ? `${kernel}, mean over layers` : words),
           ],
         };
@@ -69,7 +69,7 @@ function drawOverview() {
   $("no-predictions").textContent = why.length ? `Predictions are not compared where cells are blank: ${why[0]}.`.replace(known_ ? "" : " where cells are blank", "") : "";
   $("findings").replaceChildren(...kernels.flatMap((kernel) => {
     const pairs = order.flatMap((i, p) => order.slice(p + 1).flatMap((j) => (known(scoreOf(kernel, i, j)) ? [[scoreOf(kernel, i, j), i, j]] : []))).sort((p, q) => q[0] - p[0]);
-    const say = ([v, i, j]) => `${D.models[i].name} and ${D.models[j].name} (${fixed(v, 2)})`;
+    const say = ([v, i, j]) => `${D.models[i].name} and ${D.models[j].name} (${inCell(v)})`;
     return pairs.length > 1 ? [el("li", {}, `${KERNELS[kernel][0]} most alike: ${say(pairs[0])}; least: ${say(pairs[pairs.length - 1])}.`)] : [];
   }));
 }
@@ -117,13 +117,13 @@ function drawCourse() {
         const found = where(kernel, i, times[k]), score = found ? at(found[0].scores, found[1]) : NaN;
         const error = found ? at(found[0].stderr, found[1]) : NaN, high = found ? at(found[0].chance_high, found[1]) : NaN;
         return {
-          value: score, weak: known(high) && score <= high, label: `${layers[i]}, ${names[k]} with ${D.models[reference(times[k])].name}: ${known(score) ? pm(score, error) : "undefined"}`,
+          value: score, weak: known(high) && score <= high, label: `${layers[i]}, ${names[k]} with ${D.models[reference(times[k])].name}: ${known(score) ? likeness(score, error) : "undefined"}`,
           tip: scoreTip(`${layers[i]}: ${D.models[reference(times[k])].name} × ${names[k]}`, score, error, found ? at(found[0].chance, found[1]) : NaN, high),
         };
       },
     });
     const steps = D.models.slice(1).map((_, t) => [scoreOf(kernel, t, t + 1), t]).filter(([v]) => known(v)).sort((p, q) => p[0] - q[0]);
-    if (steps.length > 1) said.push(`${KERNELS[kernel][0]} change most from ${D.models[steps[0][1]].name} to ${D.models[steps[0][1] + 1].name} (${fixed(steps[0][0], 2)}), least from ${D.models[steps[steps.length - 1][1]].name} to ${D.models[steps[steps.length - 1][1] + 1].name} (${fixed(steps[steps.length - 1][0], 2)}).`);
+    if (steps.length > 1) said.push(`${KERNELS[kernel][0]} change most from ${D.models[steps[0][1]].name} to ${D.models[steps[0][1] + 1].name} (${inCell(steps[0][0])}), least from ${D.models[steps[steps.length - 1][1]].name} to ${D.models[steps[steps.length - 1][1] + 1].name} (${fixed(steps[steps.length - 1][0], 2)}).`);
   }
   $("course-words").replaceChildren(...said.map((words) => el("li", {}, words)));
 }
@@ -201,6 +201,7 @@ for (const [id, key] of [["row", "a"], ["column", "b"]]) {
 }
 $("swap").addEventListener("click", () => { [state.a, state.b] = [state.b, state.a]; update(); });
 legends();
+if (D.behaviour.some((x) => known(x.value))) $("models").querySelector(".legend").append(ramp("predictions: 100 %", "0 %"));
 $("values-box").addEventListener("toggle", drawValues);
 saveButtons();
 const waiting = el("option", { value: "near" }, "");

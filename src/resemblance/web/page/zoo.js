@@ -2,7 +2,7 @@
 // The zoo's page: views that the address names, drawn from JSON. Every text that came from a file
 // becomes a text node or an attribute, never markup.
 (async () => {
-const { $, KERNELS, INDICES, el, svg, known, fixed, measured, shorten, plural, inflated, showTip, hideTip, table, panes, radios, check, followTheme, legends } = charts;
+const { $, KERNELS, INDICES, el, svg, known, fixed, likeness, shorten, plural, inflated, showTip, hideTip, table, panes, radios, check, followTheme, legends } = charts;
 const VIEWS = { map: "Map", families: "Families", recommend: "Recommend", upload: "Add", entry: null, pair: null };
 const SORTS = { added: "newest first", name: "name", parameters: "parameters", layers: "layers", samples: "samples" };
 const COLOURS = 6, PAGE = 100, LABELLED = 40, CHOICES = 500;
@@ -79,7 +79,7 @@ function meter(score, error, high, kernel) {
   const share = (x) => `${100 * Math.min(Math.max(x, 0), 1)}%`;
   return el("span", { class: "bar-cell" },
     el("span", { class: `rule s-${kernel}` }, known(score) ? el("i", { style: `width:${share(score)}` }) : null, known(high) ? el("b", { style: `left:${share(high)}`, title: `95 % level of chance ${fixed(high, 2)}` }) : null),
-    known(score) ? measured(score, error) : "undefined");
+    known(score) ? likeness(score, error) : "undefined");
 }
 function fill(select, options, value) {
   select.replaceChildren(...options.map(([key, text]) => el("option", { value: key }, text)));
@@ -305,7 +305,7 @@ async function relativesOf(entry, still) {
   } catch (error) { if (still()) $("relatives-words").textContent = error.message; }
 }
 function drawRelatives(found, entry) {
-  $("relatives-words").textContent = `${found.looked_at ? found.words : NOBODY}${leftOut(found)}`;
+  $("relatives-words").textContent = `${found.looked_at ? found.words : NOBODY}${leftOut(found)}${found.partial.map((x) => ` ${x.summary}`).join("")}`;
   if (!found.relatives.length) { $("relatives").replaceChildren(); return; }
   table($("relatives"), ["Network", "Moved, dB", "", "Shown by", "Tags"], found.relatives.map((x) => [
     linked(x.entry), el("span", { title: x.summary }, known(x.decibels) ? fixed(x.decibels, 1) : x.shown_by === "noise" ? "–" : "not at all"),
@@ -369,15 +369,13 @@ function drawFamilies(found) {
   const under = new Map();
   found.members.forEach((m, i) => { under.set(m.parent, [...(under.get(m.parent) || []), i]); });
   const roots = under.get(null) || [], alone = roots.filter((i) => !under.has(i));
-  const moved = (m) => (m.parent === null ? null : el("span", { class: "how" }, m.decibels === null || m.decibels >= 200 ? "equal features" : `${fixed(m.decibels, 1)} dB`));
+  const moved = (m) => (m.parent === null ? null : el("span", { class: "how" }, m.words));
   const compared = (m) => (m.parent === null ? null : el("span", { class: "how" }, linkTo({ view: "pair", a: found.members[m.parent].entry.id, b: m.entry.id }, "compare")));
   const branch = (i) => {
     const m = found.members[i], children = under.get(i) || [];
     return el("li", {}, linked(m.entry), moved(m), compared(m), " ", ...tagged(m.entry.tags), children.length ? el("ul", {}, ...children.map(branch)) : null);
   };
-  $("families-words").textContent = found.families
-    ? `${found.families === 1 ? "One family" : `${counted(found.families)} families`} of networks whose units share coordinates: one was made from another’s weights, or both from a third’s (false alarms: ${found.alarms} a pair). Decibels say how little features moved from the one above. Who came first is a guess, unless one is tagged base.`
-    : `No two networks of this group share coordinates (false alarms: ${found.alarms} a pair).`;
+  $("families-words").textContent = found.note;
   $("families").replaceChildren(...roots.filter((i) => under.has(i)).map(branch));
   const lost = Object.entries(found.left_out).map(([why, count]) => ` Left out: ${counted(count)} ${why}.`).join("");
   $("families-alone").replaceChildren(...(alone.length ? [`Without relatives: `, ...alone.flatMap((i, k) => [k ? ", " : "", linked(found.members[i].entry)]), "."] : []), lost);
@@ -440,6 +438,8 @@ const SHOW = { map: showMap, entry: showEntry, pair: showPair, families: showFam
 function heading() {
   $("title").textContent = zoo.name;
   $("summary").textContent = zoo.entries ? `${plural(zoo.entries, "recording")}, on ${plural(zoo.groups.length, "set")} of samples.` : "No recordings yet.";
+  $("damaged").textContent = zoo.damaged ? `${zoo.damaged}.` : "";
+  $("damaged").hidden = !zoo.damaged;
   $("made").textContent = `Shown by resemblance ${zoo.version}${zoo.read_only ? ", read-only" : ""}.`;
 }
 async function show() {

@@ -1,0 +1,254 @@
+"""Options that several commands share, and messages that name options as the command line does.
+
+The package's messages name an option in backticks, as Python takes it: `gradients=False`.
+`cli_options_in` rewrites them as typed on the command line, `yaml_options_in` as in a jobs file.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+from typer import Argument, Option
+
+from ..recording.config import OPTIONS
+from ..similarity.compare_config import KERNELS
+
+
+def one_of_help(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}."
+
+
+HELP = {name: option.metadata["help"] for name, option in OPTIONS.items()}
+FILE_OR_MODEL = "A file (.rsm), or a model as --model of record takes it, with --data."
+Json = Annotated[
+    Optional[str],
+    Option("--json", metavar="FILE", help="Write the numbers as JSON; - for standard output."),
+]
+FlipsFile = Annotated[
+    Optional[Path],
+    Option("--flips", metavar="FILE.csv", help="Write the samples whose class differs."),
+]
+MODEL = Option(
+    "--model",
+    help="torchvision:NAME, timm:NAME, hf:NAME-OR-FOLDER, onnx:FILE, torchscript:FILE, "
+    "gguf:FILE or FILE.py:FUNCTION.",
+)
+ModelName = Annotated[str, MODEL]
+DATA = Option(
+    "--data",
+    help="digits, a folder of images, an .npz, a .txt, .jsonl or .parquet of text, tar shards, "
+    "a folder of .parquet, hf:NAME-OR-FOLDER, hf-stream:NAME, probe:images, probe:noise, "
+    "probe:text or FILE.py:FUNCTION.",
+)
+DataName = Annotated[str, DATA]
+Weights = Annotated[
+    Optional[str],
+    Option("--weights", help="A .safetensors file or a state dict for the model."),
+]
+Size = Annotated[int, Option("--size", min=1, help="Side of the square that images are cut to.")]
+Raw = Annotated[bool, Option("--raw", help="Pixels in [0, 1], not normalised as ImageNet's.")]
+Files = Annotated[list[Path], Argument(help="Files written by `resemblance record`.")]
+Kernel = Annotated[str, Option(help=one_of_help(KERNELS))]
+Pretrained = Annotated[
+    bool,
+    Option("--pretrained", help="The library's own weights (downloads them), where no file is."),
+]
+Layers = Annotated[
+    Optional[list[str]],
+    Option("--layer", help=HELP["layers"]),
+]
+Pool = Annotated[
+    Optional[str],
+    Option("--pool", help=HELP["pool"]),
+]
+FeaturesOnly = Annotated[bool, Option("--features-only", help="No gradients.")]
+Limit = Annotated[int, Option("--limit", min=0, help="Use only the first so many samples.")]
+BatchSize = Annotated[
+    Optional[int],
+    Option("--batch-size", help=HELP["batch_size"]),
+]
+Logits = Annotated[str, Option("--logits", help=HELP["logits"])]
+Dtype = Annotated[
+    Optional[str],
+    Option("--dtype", help=HELP["dtype"]),
+]
+Length = Annotated[
+    Optional[int],
+    Option(
+        "--length",
+        min=1,
+        help="Tokens in a sequence of text; default: 512, or what the model takes.",
+    ),
+]
+Tokenizer = Annotated[
+    Optional[str],
+    Option("--tokenizer", help="A folder or Hugging Face name; default: the model's own."),
+]
+Device = Annotated[str, Option("--device", help="cpu, cuda, ...; default: cuda if there.")]
+
+
+@dataclass(frozen=True)
+class RecordingOptions:
+    """How `check` and `compare` record the models that they are given: a field for each option."""
+
+    data: Annotated[
+        Optional[str],
+        Option("--data", help="To record models on, as for `record`."),
+    ] = None
+    pretrained: Pretrained = False
+    layer: Layers = None
+    pool: Pool = None
+    features_only: FeaturesOnly = False
+    limit: Limit = 0
+    size: Size = 224
+    raw: Raw = False
+    length: Length = None
+    tokenizer: Tokenizer = None
+    batch_size: BatchSize = None
+    logits: Logits = "auto"
+    dtype: Dtype = None
+    device: Device = ""
+
+
+DEFAULT_RECORDING = RecordingOptions()
+
+
+def with_recording_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose argument `models` is given on the command line as `RecordingOptions`."""
+    shared = inspect.signature(RecordingOptions, eval_str=True).parameters.values()
+    parameters: list[inspect.Parameter] = []
+    for own in inspect.signature(command, eval_str=True).parameters.values():
+        parameters += shared if own.name == "models" else [own]
+
+    def run(**given: Any) -> None:
+        models = RecordingOptions(**{option.name: given.pop(option.name) for option in shared})
+        command(**given, models=models)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    keyword_only = [each.replace(kind=each.KEYWORD_ONLY) for each in parameters]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    return run
+
+
+_PYTHON_NAMES = {"layer": "layers", "compiled": "compile"}  # a parameter's name, and Python's
+_NOT_AS_TYPED = ("tokenizer", "shard", "checkpoint")  # fields that a command fills in otherwise
+
+
+def record_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `RecordConfig` from a command's parameters; those not given keep their default."""
+    found = {_PYTHON_NAMES.get(name, name): value for name, value in given.items()}
+    found["gradients"] = not found["features_only"]
+    return {
+        name: value
+        for name, value in found.items()
+        if name in OPTIONS and name not in _NOT_AS_TYPED and value not in (None, "", "auto", [])
+    }
+
+
+_OPTION_PATTERN = re.compile(r"`([a-z][a-z_]*)(?:=([^`]*))?`")
+_QUOTES = "\"'"
+_CALLABLE_STARTS = (
+    "<",
+    "lambda",
+    "function",
+)  # how the value of an option that is a function begins
+_CLI_NAMES = {"layers": "layer"}  # Python's name, and the command's
+_CLI_SPELLINGS = {
+    "gradients=False": "--features-only",
+    "gradients=True": "gradients (no --features-only)",
+    'shard="ranks"': "torchrun",
+    "shard=(i, n)": "--shard I/N",
+}
+_FUNCTION_OPTIONS = {  # what these options are where their value is a function
+    "call": "a function that runs the model (Python only)",
+    "logits": "a function that returns the logits (Python only)",
+    "pool": "a function that pools (Python only)",
+    "sample": "resemblance.stream in a FILE.py:FUNCTION, which takes a function of a row",
+    "target": "a loss function of your own (Python only)",
+}
+_PYTHON_ONLY = {  # options of no command
+    "deterministic": "deterministic recording",
+    "elementwise": "elementwise kernels",
+    "keep_sums": "kept accumulators",
+    "max_dim": "another width of the fold",
+    "per_sample": "buckets per sample",
+}
+
+
+def cli_options_in(message: str) -> str:
+    """A message with the options in it as they are typed on the command line.
+
+    >>> cli_options_in("record with `gradients=False`, or `batch_size=8`")
+    'record with --features-only, or --batch-size 8'
+    """
+    return _rewrite_options(message, _cli_option)
+
+
+def yaml_options_in(message: str) -> str:
+    """A message with the options in it as the file of a sweep has them.
+
+    >>> yaml_options_in("record with `gradients=False`")
+    'record with gradients: false'
+    """
+    return _rewrite_options(message, _yaml_option)
+
+
+def _rewrite_options(message: str, form: Callable[[str, str | None], str | None]) -> str:
+    def render(found: re.Match[str]) -> str:
+        name, value = found[1], found[2]
+        if name in _FUNCTION_OPTIONS and (value or "").startswith(_CALLABLE_STARTS):
+            return _FUNCTION_OPTIONS[name]
+        return form(name, value) or found[0]
+
+    return _OPTION_PATTERN.sub(render, message)
+
+
+def _cli_option(name: str, value: str | None) -> str | None:
+    """`--name value`; None for a word in backticks that is no option."""
+    whole = name if value is None else f"{name}={value}"
+    if whole in _CLI_SPELLINGS:
+        return _CLI_SPELLINGS[whole]
+    option = _long_options().get(_CLI_NAMES.get(name, name))
+    if name in _PYTHON_ONLY or option is None:
+        if value is None:
+            return f"{name} (Python only)" if name in _PYTHON_ONLY else None
+        return f"{_PYTHON_ONLY.get(name, whole)} (Python only)"
+    on, *_ = option.opts
+    if value is None:
+        return str(on)
+    if option.is_flag:
+        off = option.secondary_opts[0] if option.secondary_opts else f"no {on}"
+        return str(on if value == "True" else off)
+    return f"{on} {value.strip(_QUOTES)}"
+
+
+def _yaml_option(name: str, value: str | None) -> str | None:
+    if value is None:
+        return name
+    plain = {"True": "true", "False": "false", "None": "null"}
+    return f"{name}: {plain.get(value, value.strip(_QUOTES))}"
+
+
+@functools.cache
+def _long_options() -> dict[str, Any]:
+    """The long options of all commands, by their names in Python."""
+    from .main import app  # once it has all commands, which import this module
+
+    found: dict[str, Any] = {}
+    commands: list[Any] = [typer.main.get_command(app)]
+    while commands:
+        command = commands.pop()
+        commands += getattr(command, "commands", {}).values()
+        for parameter in command.params:
+            for word in parameter.opts:
+                if word.startswith("--"):
+                    found.setdefault(word[2:].replace("-", "_"), parameter)
+    return found

@@ -1,0 +1,355 @@
+"""Thresholds on layers: confidence bounds of kernel scores and decibels for `check`.
+
+Both are about the population that the samples were drawn from. Neither can see kinds of input that
+were not drawn, so every pass states the rarest kind that would have been.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..errors import DataError
+from ..representation.notes import Note, make_note
+from ..representation.representation import Representation
+from ..similarity.agreement import behaviour, predictions_obstacle
+from ..similarity.compare import compare_population
+from ..similarity.compare_config import Kernel
+from ..similarity.comparison import KernelComparison
+from ..similarity.drift import centred_sketch, coordinates, layer_pairs
+from ..similarity.drift_sketch import population_error
+from ..similarity.jackknife import (
+    are_unreliable,
+    jackknife_deviations,
+    min_effective_samples,
+    standard_error,
+    student_t,
+)
+from .bounds import ERROR_RATE, Bounds, Measurement, round_up_two_digits
+from .thresholds import Threshold
+
+_MIN_SKETCH_ROWS = 12  # effective rows of a sketch to judge an error by
+_CONSTANT = 1e-9  # of a layer's squared features, what their differences must exceed
+_MAX_DISAGREEMENT = 0.05  # disagreement up to which outputs agree,
+_MIN_SIMILARITY = 0.9  # and the feature CKA from which layers are alike, where no units are aligned
+_MAX_EXPONENT = 700.0  # the largest exponent that a float holds
+_MSG_CONSTANT_IN_COPY = "it is constant in the copy and not in the base"
+
+
+class LayerThresholds:
+    """Scores and decibels of the layers of two recordings, with their bounds.
+
+    Args:
+        base: the recording of the base.
+        copy: the recording of the copy, on the same samples.
+        ignore_unmatched: judge the layers that have a counterpart, though others have none.
+    """
+
+    def __init__(
+        self, base: Representation, copy: Representation, *, ignore_unmatched: bool = False
+    ) -> None:
+        self.base, self.copy, self.ignore_unmatched = base, copy, ignore_unmatched
+        self.notes: list[Note] = []
+        self._comparison = functools.cache(self._compare)
+
+    # -- scores of kernels ----------------------------------------------------------------------
+
+    def score(self, of: Threshold) -> Measurement:
+        """The least score of all layers, or their mean: Student's t on the log of 1 − score."""
+        assert of.kernel is not None
+        found = self._comparison(of.kernel)
+        dead, revived = self._constant(of.kernel, found)
+        if dead:
+            return Measurement(layer=dead[0], reason=_MSG_CONSTANT_IN_COPY, fails=True)
+        scores = _Scores.of(self.base, found)
+        if of.mean:
+            scores = scores.averaged()
+        if scores.deviations is None:
+            worst = int(scores.value.argmin())
+            return Measurement(
+                Bounds(float(scores.value[worst]), -1.0, 1.0),
+                scores.layers[worst],
+                reason="its error cannot be judged from so few samples; record more",
+                can_decide=False,
+            )
+        measured = _worst_layer(of, scores.layers, *scores.bounds())
+        obstacles = self._unmatched(found.without_counterpart()[0])
+        if found.matched_by == "similarity" and not self.ignore_unmatched:
+            obstacles.append(
+                "layers could only be matched by similarity, which flatters scores; give them the "
+                "same names, or set `ignore_unmatched`"
+            )
+        obstacles += [
+            f"{name} is constant in the base and not in the copy, so it has no score"
+            for name in revived
+        ]
+        unit = "samples" if self.base.settings.tokens_of_each is None else "sequences"
+        obstacles += scores.obstacles(of, self._units, unit)
+
+        def decides(n: int, generator: np.random.Generator) -> bool:
+            low, _, high = scores.drawn(n / self._units, generator).bounds()
+            return bool((low >= of.limit).all() or (high < of.limit).any())
+
+        return self._concluded(of, measured, obstacles).plan(of, decides, self._units)
+
+    def _compare(self, kernel: Kernel) -> KernelComparison:
+        """The comparison by one kernel; its remarks become notes."""
+        found = compare_population(self.base, self.copy, kernel)
+        self.notes += [note.of_kernel(kernel) for note in found.notes]
+        self._name_extra(found.without_counterpart()[1])
+        if found.matched_by == "similarity":
+            self.notes.append(make_note("matched-by-similarity"))
+        return found
+
+    def _constant(self, kernel: Kernel, found: KernelComparison) -> tuple[list[str], list[str]]:
+        """Layers that are constant in the copy alone, and in the base alone."""
+        rows, columns = found.counterparts()
+        missing = np.isnan(found.scores[rows, columns])
+        if not missing.any():
+            return [], []
+        of_base, of_copy = (
+            np.isfinite(np.diagonal(compare_population(rep, rep, kernel).scores))[at]
+            for rep, at in ((self.base, rows), (self.copy, columns))
+        )
+        if not of_base.any():
+            raise DataError(
+                f"no layer of {self.base.name!r} has {kernel} that differ between these samples, "
+                "so there is no score to judge; record other layers, or other data"
+            )
+        names = np.array(found.rows)[rows]
+        return list(names[missing & of_base]), list(names[missing & of_copy & ~of_base])
+
+    # -- decibels -------------------------------------------------------------------------------
+
+    def decibels(self, of: Threshold) -> Measurement:
+        """The least decibels of features of all layers: Student's t."""
+        found = coordinates(self.base, self.copy)
+        values = found.decibels[0]
+        there = np.flatnonzero(~np.isnan(values)).tolist()
+        if not there:
+            raise DataError(
+                f"no layer of {self.base.name!r} has features that are not zero, so no change of "
+                "them has decibels; record other layers, or other data"
+            )
+        if zero := [found.layers[i] for i in np.flatnonzero(np.isnan(values))]:
+            self.notes.append(make_note("zero-layers", model=self.base.name, layers=zero))
+        self._name_extra([x.name for x in self.copy if x.name not in found.counterparts])
+        pairs = layer_pairs(self.base, self.copy)[1]
+        stderr, df, obstacles = np.zeros(len(values)), np.full(len(values), 1e3), []
+        for i in there:
+            one, two = (
+                centred_sketch(layer, "features", rep)
+                for layer, rep in zip(pairs[i], (self.base, self.copy), strict=True)
+            )
+            if two.is_constant(_CONSTANT) and not one.is_constant(_CONSTANT):
+                layer = found.layers[i]
+                return Measurement(layer=layer, reason=_MSG_CONSTANT_IN_COPY, fails=True)
+            if np.isinf(values[i]):
+                continue
+            norms: torch.Tensor | None = pairs[i][0].features.norms
+            if norms is None:
+                obstacles.append(
+                    "the recording holds no norms of samples to judge its error by; record it again"
+                )
+                continue
+            error = population_error(
+                one - two,
+                norms,
+                samples=self.base.samples,
+                tokens=self.base.settings.tokens,
+                dim=pairs[i][0].dim,
+            )
+            stderr[i], df[i] = error.stderr, error.df
+            if error.effective_rows < _MIN_SKETCH_ROWS:
+                obstacles.append(
+                    "its standard error cannot be trusted, as few samples dominate it; record more "
+                    "samples"
+                )
+        low, high = (
+            values + side * student_t(1 - 2 * rate, df) * stderr
+            for side, rate in ((-1, ERROR_RATE), (1, ERROR_RATE / len(there)))
+        )
+        names = [found.layers[i] for i in there]
+        measured = _worst_layer(of, names, low[there], values[there], high[there])
+        if not found.shared and np.isfinite(found.chance_high).any():
+            return self._not_aligned()
+        obstacles += self._unmatched(found.left_out)
+        measured.can_decide = False
+        measured.reason = (
+            "part of its error is that of the sketch, which more samples do not reduce; choose a "
+            "threshold further away"
+        )
+        return self._concluded(of, measured, obstacles)
+
+    def _not_aligned(self) -> Measurement:
+        """Networks without a common basis: undecided if they work alike, else failed.
+
+        A rotated or permuted copy works like its base, and its decibels say nothing about that.
+        """
+        least = float(np.nanmin(self._comparison("features").by_layer()[0], initial=1.0))
+        agree = predictions_obstacle(self.base, self.copy) is not None or (
+            behaviour(self.base, self.copy).disagreement <= _MAX_DISAGREEMENT
+        )
+        return Measurement(
+            reason="the units of the two networks are not aligned, so decibels do not apply; "
+            f"feature CKA is {least:.3f} at the least similar layer",
+            can_decide=False,
+            fails=not (agree and least >= _MIN_SIMILARITY),
+        )
+
+    # -- both -----------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _units(self) -> int:
+        """Samples, or sequences where samples are tokens."""
+        rows = sum(self.base.block_sizes) or self.base.samples
+        return rows // self.base.settings.tokens
+
+    def _unmatched(self, names: Sequence[str]) -> list[str]:
+        """Why layers of the base without a counterpart keep a threshold from passing."""
+        if not names:
+            return []
+        if self.ignore_unmatched:
+            self.notes.append(make_note("ignored-layers", model=self.base.name, layers=list(names)))
+            return []
+        return [
+            f"layers of {self.base.name} without a counterpart in {self.copy.name} were not "
+            f"judged: {', '.join(names)}; name them alike, or set `ignore_unmatched`"
+        ]
+
+    def _name_extra(self, names: Sequence[str]) -> None:
+        if names:
+            self.notes.append(make_note("extra-layers", model=self.copy.name, layers=list(names)))
+
+    def _concluded(
+        self, of: Threshold, measured: Measurement, obstacles: Sequence[str]
+    ) -> Measurement:
+        """With what keeps it from passing, or what a pass assumes."""
+        if obstacles:
+            measured.withhold("; ".join(dict.fromkeys(obstacles)))
+        elif measured.bounds.low >= of.limit:
+            rarest = int(1 / (1 - ERROR_RATE ** (1 / self._units)))
+            measured.remarks = (
+                f"assumes that no kind of input rarer than 1 in {rarest:,} behaves differently",
+            )
+        return measured
+
+
+class _Scores(NamedTuple):
+    """The scores to judge, of each layer or their mean, and what their bounds rest on."""
+
+    layers: list[str | None]
+    value: np.ndarray  # (layers,)
+    deviations: np.ndarray | None  # (k, layers), of a jackknife over samples; None: too few
+    chance_high: np.ndarray  # (layers,)
+    n_eff: np.ndarray  # (layers,) samples that effectively carry a score
+    least: float  # the n_eff that is needed
+    doubtful: np.ndarray  # (layers,) whether the standard error cannot be trusted
+
+    @classmethod
+    def of(cls, base: Representation, found: KernelComparison) -> _Scores:
+        score, error, chance = found.by_layer()
+        there = np.flatnonzero(np.isfinite(score))
+        assert chance is not None
+        assert found.n_eff is not None
+        n_eff = found.of_counterparts(np.minimum.outer(*found.n_eff))
+        doubtful = found.of_counterparts(are_unreliable(base, found).astype(float))
+        deviations = None
+        if found.replicates is not None and np.isfinite(error[there]).all():
+            left_out = torch.from_numpy(found.replicates[:, there])
+            deviations = jackknife_deviations(left_out).numpy()
+        return cls(
+            [found.rows[i] for i in there],
+            score[there],
+            deviations,
+            chance[1][there],
+            n_eff[there],
+            min_effective_samples(base, sum(base.block_sizes) // base.settings.tokens),
+            doubtful[there] > 0,
+        )
+
+    def averaged(self) -> _Scores:
+        """The mean over layers, whose error cannot be trusted where that of one of them cannot."""
+        return _Scores(
+            [None],
+            self.value.mean(keepdims=True),
+            None if self.deviations is None else self.deviations.mean(1, keepdims=True),
+            self.chance_high.mean(keepdims=True),
+            self.n_eff.min(keepdims=True),
+            self.least,
+            self.doubtful[[int(self.doubtful.argmax())]],
+        )
+
+    def bounds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The lower bound, the score and the upper bound of each layer.
+
+        Student's t on the logarithm of what is missing from 1, with the variance of one more group
+        of samples that moves a score as much as the farthest does. Upper bounds are corrected for
+        the number of layers, as one that lies below a limit is enough to fail.
+        """
+        assert self.deviations is not None
+        error, df = (x.numpy() for x in standard_error([torch.from_numpy(self.deviations)]))
+        # one more group like the farthest: where a few groups carry the error, more are to be drawn
+        error = np.hypot(error, np.abs(self.deviations).max(0))
+        missing = np.maximum(1 - self.value, 0.0)
+        most = np.maximum(np.maximum(missing, error), 1e-300)
+        above = student_t(1 - 2 * ERROR_RATE, df) * error / most
+        t = student_t(1 - 2 * ERROR_RATE / len(self.layers), df)
+        below = t * error / np.maximum(missing, 1e-300)
+        low = 1 - most * np.exp(np.minimum(above, _MAX_EXPONENT))
+        return np.maximum(low, -1.0), self.value, 1 - missing * np.exp(-below)
+
+    def drawn(self, scale: float, generator: np.random.Generator) -> _Scores:
+        """The scores of `scale` times as many samples, drawn from the groups of these."""
+        assert self.deviations is not None
+        k = len(self.deviations)
+        some = self.deviations[generator.integers(0, k, k)] / scale**0.5
+        value = np.minimum(self.value + some.sum(0), 1.0)
+        return self._replace(value=value, deviations=some - some.mean(0))
+
+    def obstacles(self, of: Threshold, units: int, unit: str) -> list[str]:
+        """Why scores that lie above a threshold do not pass it."""
+        if self.doubtful.any():
+            few = float(self.n_eff[self.doubtful].min())
+            if few >= self.least:
+                return [
+                    "its standard error cannot be trusted, as a few blocks dominate; record more "
+                    "samples"
+                ]
+            enough = round_up_two_digits(units * self.least / few)
+            return [
+                "its standard error cannot be trusted, as few samples dominate (effective sample "
+                f"size {few:.0f}, at least {self.least:.0f} needed): record about {enough:,} {unit}"
+            ]
+        low, _, _ = self.bounds()
+        chance = self.chance_high
+        # where chance alone meets a threshold, it is asked of what lies beyond chance
+        required = np.where(chance < of.limit, chance, chance + of.limit * (1 - chance))
+        worst = int((low - required).argmin())
+        if (low < of.limit).any() or low[worst] > required[worst]:
+            return []
+        return [
+            f"unrelated networks reach {chance[worst]:.4f} on these samples (the chance level), so "
+            f"its lower bound {low[worst]:.4f} would have to exceed {required[worst]:.4f}"
+        ]
+
+
+def _worst_layer(
+    of: Threshold,
+    layers: Sequence[str | None],
+    low: np.ndarray,  # (layers,)
+    value: np.ndarray,
+    high: np.ndarray,
+) -> Measurement:
+    """Bounds of the least value of all layers, and the layer that decides.
+
+    All must lie above a limit to pass, one below it to fail. So the layer that keeps a copy from
+    passing longest is shown, but where a layer is seen to lie below, that one.
+    """
+    shown = int(high.argmin() if high.min() < of.limit else low.argmin())
+    bounds = Bounds(float(value[shown]), float(low.min()), float(high.min()))
+    return Measurement(bounds, layer=layers[shown])

@@ -1,0 +1,286 @@
+"""Thresholds on outputs: confidence bounds of disagreement, kappa, KL and JS for `check`.
+
+The independent units are samples, or sequences where the rows are tokens. A copy passes only if a
+permutation test also shows its predictions to be related to its base's: two unrelated networks that
+nearly always predict the same class would agree as well.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._utils.hashing import seeded_permutation
+from ..errors import DataError
+from ..representation.notes import Note, make_note
+from ..representation.outputs import Outputs
+from ..representation.representation import Representation
+from ..similarity.agreement import comparable_outputs, row_divergences, unit_rows
+from .bounds import (
+    ERROR_RATE,
+    Bounds,
+    Measurement,
+    mean_bounds,
+    mean_decides,
+    share_bounds,
+)
+from .thresholds import Threshold, format_near_one
+
+_PERMUTATIONS = 199  # so that the least p-value is 0.005
+_MAX_P_VALUE = 0.04  # the p-value up to which predictions are related: below 5 %, as it is exact
+_MAX_UNITS = 20_000  # permuted to test agreement
+_MAX_PAIRED = 1_000  # units whose divergences are computed anew for each permutation,
+_MAX_NUMBERS = 100_000  # and probabilities among them
+_MIN_PAIRED = 20
+_DISAGREEMENT_SHARE = 0.8  # of the 5 % by which a bound of kappa may fail; the rest for chance
+_ROUND_OFF = 1e-9  # of divergences that are equal but for the order of sums
+_MAX_LOG_PROBABILITY = 50.0  # nats: beyond, log probabilities are not told apart
+_ROWS_AT_ONCE = 1024  # rows
+_MSG_ONE_CLASS = (
+    "{!r} predicts the same for every sample, which says nothing about the other network; record "
+    "samples of more classes"
+)
+
+
+class OutputThresholds:
+    """Disagreement, kappa and divergences of two recordings, with their bounds.
+
+    Args:
+        base: the recording of the base.
+        copy: the recording of the copy, on the same samples.
+    """
+
+    def __init__(self, base: Representation, copy: Representation) -> None:
+        self.base, self.copy = base, copy
+        self.notes: list[Note] = []  # about the samples, once they are looked at
+
+    # -- what is judged -------------------------------------------------------------------------
+
+    def disagreement(self, threshold: Threshold) -> Measurement:
+        """The share of rows that are predicted differently: Clopper and Pearson's bounds."""
+        found = self._share(threshold, self._disagreement)
+        if self._chance > 0:
+            kappa = 1 - self._disagreement.mean() / self._chance
+            found.remarks = (f"Cohen's kappa {format_near_one(float(kappa))}",)
+        if found.status(threshold) == "passed" and (why := self._unrelated_agree()):
+            found.withhold(why)
+        return found
+
+    def divergence(self, threshold: Threshold) -> Measurement:
+        """The mean of divergences: betting bounds. With a percentile, the share above a limit."""
+        divergences, exact = self._divergences
+        values, most = divergences[threshold.quantity], self._largest(threshold)
+        if threshold.percentile is not None:
+            found = self._share(threshold, (values > threshold.limit).mean(1))
+            at = float(np.quantile(values, threshold.percentile / 100))
+            found.remarks = (f"p{threshold.percentile:g} of these samples is {at:.3g} nats",)
+        else:
+            means = np.minimum(values, most).mean(1)
+            decides = mean_decides(means, most, threshold.limit)
+            found = Measurement(mean_bounds(means, most)).plan(threshold, decides, len(means))
+            if threshold.quantity == "kl":
+                above = share_bounds((values > most).mean(1), rows=self._tokens)
+                found.remarks = (
+                    f"KL is capped at {most:g} nat{'' if most == 1 else 's'}, exceeded by "
+                    f"{100 * above.value:.2g} % of samples, at most {100 * above.high:.2g} %",
+                )
+        if not exact:
+            found.can_pass = False
+            if found.bounds.value <= threshold.allowed:
+                found.can_decide = False
+                found.reason = (
+                    "beyond 1,024 classes only a lower bound of it is known, which can fail a copy "
+                    "but not pass it; use max-disagreement or min gradients"
+                )
+        elif found.status(threshold) == "passed" and (
+            why := self._unrelated_diverge(threshold.quantity, most)
+        ):
+            found.withhold(why)
+        return found
+
+    def kappa(self, threshold: Threshold) -> Measurement:
+        """Cohen's kappa: 1 − d / d₀, of the disagreement d and what chance would make it.
+
+        Its bounds combine one of d, which may fail to hold with 4 %, with one of d₀, with 1 %: the
+        share of disjoint pairs of different samples that are predicted differently.
+        """
+        if self._chance == 0:
+            return Measurement(reason=_MSG_ONE_CLASS.format(self.base.name), can_decide=False)
+        rates = ERROR_RATE * _DISAGREEMENT_SHARE, ERROR_RATE * (1 - _DISAGREEMENT_SHARE)
+        shares = tuple(zip((self._disagreement, self._different_pairs), rates, strict=True))
+        draw_d, draw_d0 = (_bounds_of_draws(x, rows=self._tokens, rate=rate) for x, rate in shares)
+
+        def bounds(d: Bounds, d0: Bounds) -> tuple[float, float]:
+            low = 1 - d.high / d0.low if d0.low > 0 else -1.0
+            return max(-1.0, low), 1 - d.low / d0.high
+
+        def decides(n: int, generator: np.random.Generator) -> bool:
+            low, high = bounds(draw_d(n, generator), draw_d0(max(1, n // 2), generator))
+            return low >= threshold.limit or high < threshold.limit
+
+        value = 1 - float(self._disagreement.mean()) / self._chance
+        each = bounds(*(share_bounds(x, rows=self._tokens, rate=rate) for x, rate in shares))
+        return Measurement(Bounds(value, *each)).plan(threshold, decides, len(self._rows))
+
+    # -- how it is judged -----------------------------------------------------------------------
+
+    def _share(self, threshold: Threshold, shares: np.ndarray) -> Measurement:  # (units,)
+        """A share of rows that must not lie above a limit."""
+        draw = _bounds_of_draws(shares, rows=self._tokens)
+
+        def decides(n: int, generator: np.random.Generator) -> bool:
+            found = draw(n, generator)
+            return found.high <= threshold.allowed or found.low > threshold.allowed
+
+        found = Measurement(share_bounds(shares, rows=self._tokens))
+        return found.plan(threshold, decides, len(shares))
+
+    def _largest(self, threshold: Threshold) -> float:
+        """The largest value that a divergence is judged by; a limit must lie below it."""
+        if threshold.quantity == "kl":
+            return threshold.cap
+        most = self._outputs[0].largest_js
+        if threshold.limit >= most:
+            raise DataError(
+                f"{threshold.name} must be below {most:.4g} nats, the largest value that is "
+                f"possible; found {threshold.limit:g}"
+            )
+        return most
+
+    # -- chance ---------------------------------------------------------------------------------
+
+    def _unrelated_agree(self) -> str | None:
+        """Why the agreement may be chance, or None: a permutation test over units."""
+        p, q = (x[:_MAX_UNITS] for x in self._predicted)
+        for name, x in ((self.base.name, p), (self.copy.name, q)):
+            if bool((x == x[0, 0]).all()):
+                return _MSG_ONE_CLASS.format(name)
+        agree = _over_pairings(lambda order: int((p == q[order]).sum()), len(q))
+        p_value = np.mean(agree >= agree[0])
+        if p_value <= _MAX_P_VALUE:
+            return None
+        by_chance = 1 - np.mean(agree[1:]) / p.numel()
+        return (
+            f"agreement beyond chance is not shown (p = {p_value:.2g}): unrelated networks with "
+            f"these class frequencies would disagree on {100 * by_chance:.2g} % of samples"
+        )
+
+    def _unrelated_diverge(self, quantity: str, most: float) -> str | None:
+        """Why so small a divergence may be chance, or None: a permutation test over units."""
+        one, two = self._outputs
+        paired = max(_MIN_PAIRED, _MAX_NUMBERS // (self._tokens * one.classes))
+        rows = self._rows[: min(_MAX_PAIRED, paired)]
+        known = _select_rows(one, rows)
+
+        def divergence(order: np.ndarray) -> float:
+            kl, js, _ = row_divergences(known, _select_rows(two, rows[order]))
+            return float((kl if quantity == "kl" else js).clamp_max(most).mean())
+
+        means = _over_pairings(divergence, len(rows))
+        p_value = np.mean(means <= means[0] * (1 + _ROUND_OFF) + _ROUND_OFF)
+        if p_value <= _MAX_P_VALUE:
+            return None
+        return (
+            f"the predictions are not shown to be related (p = {p_value:.2g}): between randomly "
+            f"paired samples it is {np.mean(means[1:]):.2g} nats"
+        )
+
+    # -- what networks predict ------------------------------------------------------------------
+
+    @functools.cached_property
+    def _outputs(self) -> tuple[Outputs, Outputs]:
+        return comparable_outputs(
+            self.base, self.copy, "; thresholds on layers need no predictions"
+        )
+
+    @functools.cached_property
+    def _rows(self) -> Tensor:  # (units, tokens)
+        """The rows of the outputs that belong to each unit."""
+        rows = unit_rows(self.base)
+        if 2 * (distinct := _distinct_units(self._outputs[0], rows)) < len(rows):
+            unit = "samples" if rows.shape[1] == 1 else "sequences"
+            self.notes.append(
+                make_note("repeated-samples", distinct=distinct, samples=len(rows), unit=unit)
+            )
+        return rows
+
+    @property
+    def _tokens(self) -> int:
+        return self._rows.shape[1]
+
+    @functools.cached_property
+    def _predicted(self) -> tuple[Tensor, Tensor]:  # (units, tokens) each
+        one, two = self._outputs
+        return one.prediction[self._rows], two.prediction[self._rows]
+
+    @functools.cached_property
+    def _disagreement(self) -> np.ndarray:  # (units,)
+        one, two = self._predicted
+        return (one != two).double().mean(1).numpy()
+
+    @functools.cached_property
+    def _chance(self) -> float:
+        """How often unrelated networks with the same class frequencies would disagree."""
+        one, two = (x.flatten() for x in self._predicted)
+        every, which = torch.unique(torch.cat([one, two]), return_inverse=True)
+        p, q = (torch.bincount(x, minlength=len(every)) for x in which.split(len(one)))
+        return 1 - float((p.double() * q.double()).sum()) / len(one) ** 2
+
+    @functools.cached_property
+    def _different_pairs(self) -> np.ndarray:  # (units // 2,)
+        """The share of rows predicted differently, of disjoint pairs of different units."""
+        one, two = self._predicted
+        order = torch.from_numpy(seeded_permutation(len(one), seed=0))
+        half = max(1, len(order) // 2)
+        p, q = one[order[:half]], two[order[-half:]]
+        differ = [(p != x[:, None]).double().mean(1) for x in q.T]
+        return torch.stack(differ).mean(0).numpy()
+
+    @functools.cached_property
+    def _divergences(self) -> tuple[dict[str, np.ndarray], bool]:  # (units, tokens) each
+        """KL and JS of each row, and whether they are exact; else they are lower bounds."""
+        kl, js, exact = row_divergences(*self._outputs)
+        return {"kl": kl[self._rows].numpy(), "js": js[self._rows].numpy()}, exact
+
+
+def _over_pairings(statistic: Callable[[np.ndarray], float], units: int) -> np.ndarray:
+    """A statistic of two networks, of the same units of both, then of units in random orders."""
+    generator = np.random.default_rng(0)
+    orders = [np.arange(units), *(generator.permutation(units) for _ in range(_PERMUTATIONS))]
+    return np.array([statistic(order) for order in orders])
+
+
+def _distinct_units(outputs: Outputs, rows: Tensor) -> int:  # (units, tokens)
+    """The number of units whose outputs differ, by a random projection to four digits."""
+    found = next(x for x in outputs.tensors().values() if x.is_floating_point())
+    generator, most = np.random.default_rng(0), _MAX_LOG_PROBABILITY
+    weights = torch.from_numpy(generator.normal(size=found.shape[1]))
+    each = [x.double().clamp(-most, most) @ weights for x in found.split(_ROWS_AT_ONCE)]
+    of_units = torch.cat(each)[rows] @ torch.from_numpy(generator.normal(size=rows.shape[1]))
+    return len(torch.unique((of_units * 1e4).round()))
+
+
+def _select_rows(outputs: Outputs, rows: Tensor) -> Outputs:
+    """The outputs of some rows."""
+    at = rows.flatten()
+    return Outputs(outputs.classes, **{name: x[at] for name, x in outputs.tensors().items()})
+
+
+def _bounds_of_draws(
+    shares: np.ndarray, *, rows: int, rate: float = ERROR_RATE
+) -> Callable[[int, np.random.Generator], Bounds]:
+    """A function that draws any number of these shares, with replacement, and returns their bounds.
+
+    Bounds are computed once for draws in which each share occurs equally often.
+    """
+    support, times = np.unique(shares, return_counts=True)
+
+    @functools.cache
+    def bounds(*counts: float) -> Bounds:
+        return share_bounds(support, np.array(counts), rows=rows, rate=rate)
+
+    return lambda n, generator: bounds(*map(float, generator.multinomial(n, times / times.sum())))

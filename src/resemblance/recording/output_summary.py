@@ -1,0 +1,214 @@
+"""Summaries of a network's predictions, collected during a recording pass.
+
+For each row of the blocks: all log-probabilities, or top classes and class groups beyond 1,024
+classes, or the logits of independent labels; and the correct class or labels where they are known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._data.batches import batch_labels, num_samples
+from .._data.sources import Batch
+from .._models.capture import Rows
+from .._models.language_models import token_ids
+from .._models.logits import LogitsReader
+from .._models.run import ModelPass
+from .._ops.devices import copy_all_to_host, copy_to_device_async
+from ..errors import warn
+from ..representation.outputs import (
+    CLASS_GROUPS,
+    MAX_FULL_CLASSES,
+    MAX_LABELS,
+    TOP_CLASSES,
+    Outputs,
+    class_groups,
+    join_outputs,
+)
+from ..representation.representation import Representation
+
+_MAX_BYTES_ON_DEVICE = 2**26  # of summaries that stay there, so that nobody waits for them
+_LOGITS_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}  # logits that are widened to float32 at a time
+
+
+class OutputSummary:
+    """Summaries of logits: `see` those of a batch, `end` it, and take the `result`."""
+
+    def __init__(
+        self,
+        base: Representation | None = None,
+        *,
+        causal: bool = False,
+        independent: bool = False,
+    ) -> None:
+        self._causal = causal  # the right class of a token is the next one
+        self._independent = independent  # labels, of a multi-label network
+        # a base whose likely classes are noted as well: these, and their places in the order
+        self._base_top = None if base is None or base.outputs is None else base.outputs.top
+        self._base_places = None if base is None else _row_places(base)
+        self._places: list[np.ndarray] = []  # in the order, of the rows that were kept
+        self._parts: list[Outputs] = []  # of these rows; later ones may be on a device still
+        self._waiting = 0  # bytes of these
+        self._seen: Tensor | None = None
+        self._groups: dict[torch.device, Tensor] = {}
+
+    def see(self, logits: Tensor | None) -> None:  # (rows, classes)
+        """The logits of every row of the present batch; None where they are not to be kept."""
+        self._seen = logits
+
+    def are_defined(self) -> Tensor | None:  # (rows,) bool
+        """The rows of the present batch whose logits give a prediction: no NaN, and not all -inf.
+
+        A logit of +inf gives one only where labels are independent.
+        """
+        if self._seen is None:
+            return None
+        if self._independent:
+            return ~self._seen.isnan().any(-1)
+        return self._seen.amax(-1).isfinite()  # NaN if any is
+
+    def end(self, batch: Batch, rows: Rows, which: np.ndarray, places: np.ndarray) -> None:
+        """Keep the rows `which` of the batch, which lie at these places of the order."""
+        logits, self._seen = self._seen, None
+        if logits is None or not len(which):
+            return
+        if len(which) < len(logits):
+            logits = logits[copy_to_device_async(torch.from_numpy(which), logits.device)]
+        classes = logits.shape[-1]
+        if self._independent:
+            labels = right_labels(batch, classes)
+        elif (labels := right_classes(batch, causal=self._causal)) is not None:
+            labels = torch.where(labels < classes, labels, -1)  # others are no class of it
+        if labels is not None:
+            sample, token = rows.sample[which], rows.token[which]
+            labels = labels[sample] if batch.drawn is None else labels[sample, token]
+        part = self._summary(logits, labels, self._asked_for(places, logits.device))
+        self._places.append(places)
+        self._parts.append(part)
+        self._waiting += sum(x.nbytes for x in part.tensors().values())
+        if self._waiting > _MAX_BYTES_ON_DEVICE:
+            self._fetch()
+
+    def _asked_for(self, places: np.ndarray, device: torch.device) -> Tensor | None:
+        """The classes that the base had at its top, in the rows at these places."""
+        if self._base_top is None or self._base_places is None:
+            return None
+        at = np.searchsorted(self._base_places, places).clip(max=len(self._base_places) - 1)
+        if not np.array_equal(self._base_places[at], places):
+            return None
+        return copy_to_device_async(self._base_top[torch.from_numpy(at)], device)
+
+    def _summary(self, z: Tensor, labels: Tensor | None, others: Tensor | None) -> Outputs:
+        if self._independent:
+            return Outputs(z.shape[-1], label_logits=z.float(), labels=labels)
+        step = max(1, _LOGITS_AT_ONCE.get(z.device.type, _LOGITS_AT_ONCE["cpu"]) // z.shape[-1])
+        kept: list[dict[str, Tensor]] = []
+        for i, some in enumerate(z.split(step)):
+            log_p = F.log_softmax(some.float(), -1)
+            if z.shape[-1] <= MAX_FULL_CLASSES:
+                kept.append({"every": log_p})
+                continue
+            top_log_p, top = log_p.topk(TOP_CLASSES)
+            groups = log_p.new_zeros(len(some), CLASS_GROUPS).index_add_(
+                1, self._group_of(z), log_p.exp()
+            )
+            one = {"top": top, "top_log_p": top_log_p, "groups": groups.log()}
+            if others is not None:
+                asked = others[i * step : i * step + len(some)]
+                one |= {"others": asked, "others_log_p": log_p.gather(1, asked)}
+            kept.append(one)
+        found = {name: torch.cat([one[name] for one in kept]) for name in kept[0]}
+        return Outputs(z.shape[-1], **found, labels=labels)
+
+    def _fetch(self) -> None:
+        """Copy to the host what waits on a device: seldom, as the host then waits for it."""
+        self._parts, self._waiting = [_outputs_on_host(part) for part in self._parts], 0
+
+    def _group_of(self, z: Tensor) -> Tensor:
+        if z.device not in self._groups:
+            self._groups[z.device] = copy_to_device_async(class_groups(z.shape[-1]), z.device)
+        return self._groups[z.device]
+
+    def result(self) -> Outputs | None:
+        """Of all rows that were kept, in their order; None if none were."""
+        if not self._places:
+            return None
+        if len({part.first.device for part in self._parts}) > 1:
+            self._fetch()  # else all are still on one device, and are put in order there
+        order = torch.from_numpy(np.argsort(np.concatenate(self._places)))
+        joined = join_outputs(self._parts, order)
+        return None if joined is None else _outputs_on_host(joined)
+
+
+def _outputs_on_host(part: Outputs) -> Outputs:
+    tensors = part.tensors()
+    here = copy_all_to_host([*tensors.values()])
+    return Outputs(part.classes, **dict(zip(tensors, here, strict=True)))
+
+
+def find_logits_reader(
+    run: ModelPass, logits: LogitsReader, *, needed: bool
+) -> LogitsReader | None:
+    """What reads one prediction for each row off a model's outputs; None where there is none."""
+    reader = run.predictions(logits, needed=needed)
+    if reader is None:
+        return None
+    z, drawn = reader(run.outputs), run.trial.drawn
+    if reader.independent and z.shape[-1] > MAX_LABELS:
+        warn(f"no predictions are kept: files hold up to {MAX_LABELS} labels, not {z.shape[-1]}")
+        return None
+    one_each = z.shape[:2] == (num_samples(run.trial.samples), 1 if drawn is None else drawn.length)
+    return reader if one_each else None
+
+
+def _row_places(rep: Representation) -> np.ndarray | None:
+    """Where in the order the rows of a recording's blocks lie; None if some were skipped."""
+    blocks = zip(rep.block_numbers, rep.block_sizes, strict=True)
+    places = [number * rep.settings.block + np.arange(size) for number, size in blocks]
+    return np.concatenate(places) if places and not rep.data.skipped else None
+
+
+def right_classes(batch: Batch, *, causal: bool) -> Tensor | None:  # (n,) or (n, tokens)
+    """The class that is right for each sample, or token, -1 where that is not known; or None.
+
+    Of a causal model it is the token that comes next in the text.
+    """
+    if batch.drawn is not None:
+        return _next_tokens(batch) if causal else None
+    found = _numeric_labels(batch)
+    if found is None or found.is_floating_point() or found.ndim != 1:
+        return None
+    return torch.where(found >= 0, found.long(), -1)
+
+
+def right_labels(batch: Batch, labels: int) -> Tensor | None:  # (n, labels) int16
+    """Whether each label is right for each sample, -1 where that is not known; or None."""
+    found = _numeric_labels(batch)
+    if batch.drawn is not None or found is None or found.numel() != len(found) * labels:
+        return None
+    found = found.reshape(-1, labels)
+    return torch.where((found == 0) | (found == 1), found, -1).to(torch.int16)
+
+
+def _numeric_labels(batch: Batch) -> Tensor | None:  # (n, ...)
+    """The labels of a batch on the host, if it has numbers, one row a sample."""
+    labels: Any = batch_labels(batch.samples)
+    try:
+        found = torch.as_tensor(labels).cpu()
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return found if found.ndim and len(found) == len(batch.indices) else None
+
+
+def _next_tokens(batch: Batch) -> Tensor:
+    assert batch.drawn is not None
+    _, ids = token_ids(batch.samples)
+    mask = batch.samples.get("attention_mask") if isinstance(batch.samples, dict) else None
+    real = np.ones_like(ids) if mask is None else np.asarray(torch.as_tensor(mask).cpu())
+    after = np.pad(np.where(real != 0, ids, -1)[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
+    return torch.from_numpy(np.take_along_axis(after, batch.drawn.positions, 1)).long()

@@ -1,0 +1,218 @@
+"""Notes: what a reader should know before using a result, as a code, values and a sentence.
+
+`SENTENCES` has the sentence of every code, so that each is written once. Code that must recognise a
+note asks for its `code` and never reads the sentence. A warning of a note has its code as well
+(`ResemblanceWarning.code`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .._utils.formatting import count_noun
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+MIN_SAMPLES = 50  # samples, or sequences, below which results come with a warning
+_UNRELIABLE = (
+    "carried by the equivalent of {n_eff:.0f} {unit} (n_eff) of the {samples:,} in them. Record "
+    "more {unit}, or gradients with another beta, which sets how unequal samples are"
+)
+_GRADIENTS_BETA = ", or gradients with another beta, which sets how unequal samples are"
+
+
+def _few_samples(samples: int, unit: str) -> str:
+    return (
+        f"only {count_noun(samples, unit, f'{unit}s')}: below {MIN_SAMPLES}, standard errors, "
+        f"chance levels and bounds are unreliable, so record more {unit}s"
+    )
+
+
+def _unreliable_layers(kernel: str, layers: list[str], compared: int) -> str:
+    few = ", ".join(map(repr, layers[:3])) + (", …" if len(layers) > 3 else "")
+    return (
+        f"some error bars cannot be trusted, of {kernel} at {len(layers)} of {compared} layers "
+        f"({few}): too few samples carry their kernels; record more samples"
+        f"{_GRADIENTS_BETA if kernel == 'gradients' else ''}"
+    )
+
+
+def _unreliable_networks(models: list[str], **carried: Any) -> str:
+    some = ", ".join(map(repr, models[:3])) + (", …" if len(models) > 3 else "")
+    return (
+        f"some error bars cannot be trusted: kernels of {some} are {_UNRELIABLE.format(**carried)}"
+    )
+
+
+SENTENCES: dict[str, str | Callable[..., str]] = {
+    # samples
+    "few-samples": _few_samples,
+    "skipped-samples": (
+        "{samples:,} samples with NaN or Inf were skipped by both recordings and are not judged"
+    ),
+    "repeated-samples": (
+        "only {distinct:,} of {samples:,} {unit} have different outputs; bounds assume independent "
+        "{unit}, and repeated ones make them too narrow"
+    ),
+    "unpaired": (
+        "the two networks saw different samples, which are paired by position alone: such scores "
+        "mean little in theory. No labels are needed, so record both on one shared set of samples "
+        "instead"
+    ),
+    "unpaired-names": (
+        "the samples of the two networks go by different names (`data_id` {a!r} and {b!r}) and "
+        "count as different, though they hold the same; record both under one `data_id`, or under "
+        "none"
+    ),
+    # scores and standard errors
+    "constant-layer": (
+        "layer {layer!r} of {model!r} is constant on these data, or nearly so: its scores are "
+        "undefined"
+    ),
+    "unreliable-errors": (
+        "{count} of {scores} error bars cannot be trusted: their kernels are " + _UNRELIABLE
+    ),
+    "unreliable-layers": _unreliable_layers,
+    "unreliable-networks": _unreliable_networks,
+    "unreliable-adaptation": (
+        "few samples carry the kernel at {count} of {layers} layers (about {n_eff:.0f} of "
+        "{samples:,} at {layer!r}): error bars are too narrow to be trusted there; record more "
+        "samples, or with another beta"
+    ),
+    "small-blocks": (
+        "error bars of centred scores from blocks of {block} samples are too short; record with "
+        "{enough} samples in a block, or more"
+    ),
+    "no-errors": "no standard error: {index!r} was registered without a jackknife",
+    # estimators
+    "by-keys": (
+        "taken from buckets, in which samples are paired by their keys: both networks saw the same "
+        "ones, but in another order, so that their blocks are of different ones"
+    ),
+    "from-buckets": (
+        "taken from buckets, which hold all samples: few carry these kernels, and most of those "
+        "lie outside of the blocks"
+    ),
+    "tokens-in-buckets": (
+        "buckets take tokens for independent samples: standard errors leave out that those of one "
+        "sequence are not, and are too small"
+    ),
+    "product-of-buckets": (
+        "the product of bucket kernels is not a sketch of the product kernel (different samples of "
+        "a bucket meet in it): compare such scores only with each other"
+    ),
+    "transport-floor": "transport inverts K_f on eigenvalues above {floor:g} of their mean",
+    "mean-of-blocks": "{index} is the mean over blocks of samples",
+    # layers and kernels that are not compared
+    "no-gradients": "gradients are not compared: {reason}",
+    "no-predictions": "predictions are not compared: {reason}",
+    "other-gradients": "gradients are left out: {difference}",
+    "matched-by-similarity": "layers were matched by similarity, which flatters scores",
+    "zero-layers": "layers of {model} that are zero have no decibels: {layers}",
+    "ignored-layers": "layers of {model} without a counterpart are ignored: {layers}",
+    "extra-layers": "layers of {model} without a counterpart are not judged: {layers}",
+    # recommendations
+    "query": "From {samples:,} {what}, one pass of each candidate.",
+    "unlabelled": (
+        "Without labels this ranking is little better than chance, and the layer is a guess: its "
+        "correlation with fine-tuned accuracy was 0.42 on one collection of networks and -0.02 on "
+        "another. Pass labels; a few hundred are enough (docs/recommend.md)."
+    ),
+    "no-first-look": ("No candidate is linked to a recording of its training data: no first look."),
+    "no-reference": (
+        "{linked} of {candidates} candidates are linked to a recording of their training data; "
+        "pass `reference` to set them in order before any is run."
+    ),
+    "first-look": "A first look set {ordered} of {candidates} candidates in order{rest}.",
+}
+
+
+ALARMS = {  # codes of notes that are also warned of
+    "constant-layer",
+    "few-samples",
+    "small-blocks",
+    "unpaired",
+    "unpaired-names",
+    "unreliable-errors",
+}
+
+
+class Note(str):
+    """What a reader should know before using a result: a sentence with a code and values.
+
+    It is a `str`, so it can be printed and joined like one. Compare `code` rather than the words,
+    which may change between releases.
+
+    Attributes:
+        code: what the note is about, such as `few-samples` or `constant-layer`; `text` for a note
+            of a file that holds sentences alone.
+        values: the numbers and names in the sentence.
+
+    Example:
+        >>> import torch, resemblance as rs
+        >>> x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
+        >>> a, b = rs.record_arrays(x, data_id="x"), rs.record_arrays(x * 0 + 1, data_id="x")
+        >>> import warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")
+        ...     note = rs.compare(a, b, kernel="features").notes[0]
+        >>> note.code, note.values["layer"]
+        ('constant-layer', 'features')
+    """
+
+    code: str
+    values: Mapping[str, Any]
+
+    def __new__(
+        cls, sentence: str, code: str = "text", values: Mapping[str, Any] | None = None
+    ) -> Self:
+        note = super().__new__(cls, sentence)
+        note.code, note.values = code, dict(values or {})
+        return note
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return str(self), self.code, self.values
+
+    def of_kernel(self, kernel: str) -> Note:
+        """The same note of one kernel among several.
+
+        Args:
+            kernel: name of the kernel, with which the sentence begins.
+
+        Returns:
+            A new note, with the kernel among its values.
+        """
+        return Note(f"{kernel}: {self}", self.code, {**self.values, "kernel": kernel})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The code, the values and the sentence (`text`).
+
+        Returns:
+            A dict, as JSON can hold it.
+        """
+        return {"code": self.code, "values": self.values, "text": str(self)}
+
+    @classmethod
+    def from_dict(cls, stored: str | Mapping[str, Any]) -> Self:
+        """From what `to_dict` returned, or from a sentence alone, as in files of 0.1.0.
+
+        Args:
+            stored: the dict, or the sentence.
+
+        Returns:
+            The note.
+        """
+        if isinstance(stored, str):
+            return cls(stored)
+        return cls(stored["text"], stored["code"], stored["values"])
+
+
+def make_note(code: str, **values: Any) -> Note:
+    """The note of a code in `SENTENCES`."""
+    sentence = SENTENCES[code]
+    if callable(sentence):
+        return Note(sentence(**values), code, values)
+    words = {k: ", ".join(x) if isinstance(x, list) else x for k, x in values.items()}
+    return Note(sentence.format(**words), code, values)

@@ -1,0 +1,169 @@
+"""Devices: their choice, copies between them (on a GPU: tests/test_cuda.py), and memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from resemblance._ops.devices import (
+    allocated_gpu_memory,
+    available_host_memory,
+    check_device,
+    concat_bytes,
+    copy_all_to_host,
+    copy_all_to_host_async,
+    copy_to_device_async,
+    free_gpu_memory,
+    split_bytes,
+    zeros_in_own_pages,
+)
+from resemblance.errors import DataError
+
+
+@pytest.mark.parametrize(("rows", "width"), [(3, 5), (128, 8192)])
+def test_zeros_can_be_added_to_and_carried_about(rows, width):
+    table = zeros_in_own_pages(rows, width)
+    assert table.shape == (rows, width)
+    assert table.dtype == torch.float32
+    assert not table.any()
+    table += 1
+    table[-1, -1] = 7
+    again = pickle.loads(pickle.dumps(table))
+    assert torch.equal(again, table)
+    assert float(table.sum()) == rows * width + 6
+
+
+def test_large_tables_share_no_memory():
+    one, two = zeros_in_own_pages(128, 8192), zeros_in_own_pages(128, 8192)
+    one += 1
+    assert not two.any()
+    view = one[5:]
+    del one
+    assert view.all()  # which keeps the pages
+
+
+MAPPED = """
+import ctypes, sys
+import torch
+from resemblance._ops.devices import retain_freed_memory
+
+class Information(ctypes.Structure):  # of glibc's heap
+    _fields_ = [(f"_{i}", ctypes.c_size_t) for i in range(10)]
+
+ask = ctypes.CDLL(None).mallinfo2
+ask.restype = Information
+if sys.argv[1] == "keep":
+    retain_freed_memory()
+before = ask()._4  # bytes in blocks that are mapped one by one, and given back when freed
+block = torch.empty(24 * 2**20, dtype=torch.uint8)
+print(ask()._4 - before)
+"""
+
+
+def mapped(which: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", MAPPED, which], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="is about glibc, since version 2.33"
+)
+def test_large_blocks_come_from_a_heap_that_is_kept():
+    assert mapped("as it is") >= 24 * 2**20
+    assert mapped("keep") == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads what Linux says")
+def test_available_memory_is_some_of_what_the_machine_has():
+    found = available_host_memory()
+    assert found is not None
+    assert 0 < found <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_device_may_be_given_by_name_or_as_itself():
+    assert check_device("cpu") == check_device(torch.device("cpu")) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["gpu", "GPU", "tpu", "", None, 3, 0.5])
+def test_an_unknown_name_lists_the_known(name):
+    with pytest.raises(
+        DataError, match="device must be cpu, cuda, cuda:1 or mps; found"
+    ) as refusal:
+        check_device(name)
+    assert str(refusal.value).endswith(repr(name))
+
+
+def test_a_device_that_is_not_here_says_why():
+    with pytest.raises(DataError, match=r"device 'cuda:99' cannot be used here \(.+\); use cpu"):
+        check_device("cuda:99")
+
+
+def test_on_a_cpu_nothing_is_copied():
+    x = torch.arange(6.0).reshape(2, 3).t()
+    found = copy_to_device_async(x, torch.device("cpu"))
+    assert found.data_ptr() == x.data_ptr()
+    assert torch.equal(found, x)
+
+
+def test_values_shapes_and_dtypes_go_along():
+    for dtype in (torch.uint8, torch.int32, torch.float64):
+        x = torch.arange(5).to(dtype)
+        found = copy_to_device_async(x, torch.device("meta"))
+        assert (found.dtype, found.shape, found.device.type) == (dtype, (5,), "meta")
+
+
+def test_what_is_on_the_host_stays_where_it_is():
+    tensors = [torch.arange(6.0).reshape(2, 3).t(), torch.zeros(0), torch.tensor(3)]
+    for found in (copy_all_to_host(tensors), copy_all_to_host_async(tensors)()):
+        assert [x.data_ptr() for x in found] == [x.data_ptr() for x in tensors]
+        assert all(map(torch.equal, found, tensors))
+    assert copy_all_to_host([]) == []
+
+
+def test_tensors_of_any_kind_come_back_from_their_bytes_in_memory_of_their_own():
+    g = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(3, 5, generator=g).t(), torch.zeros(0), torch.tensor(2.5)]
+    tensors += [torch.arange(3, dtype=torch.uint8), torch.randn(7, generator=g).double()]
+    tensors += [torch.tensor([True, False]), torch.randn(2, 3, generator=g).bfloat16()]
+    row = concat_bytes(tensors)
+    found = split_bytes(row, tensors)
+    row.zero_()
+    for x, y in zip(tensors, found, strict=True):
+        assert torch.equal(x, y)
+        assert x.dtype == y.dtype
+        assert y.untyped_storage().nbytes() == y.nbytes
+
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def test_without_a_gpu_nothing_is_allocated_on_it():
+    assert allocated_gpu_memory(None) == allocated_gpu_memory(torch.device("cpu")) == 0
+
+
+@CUDA
+def test_what_torch_keeps_unused_is_free():
+    device = torch.device("cuda")
+    before = free_gpu_memory(device)
+    taken = torch.empty(2**28, dtype=torch.uint8, device=device)
+    assert free_gpu_memory(device) <= before - 2**28
+    del taken  # which torch keeps
+    assert torch.cuda.memory_reserved(device) >= 2**28
+    assert abs(free_gpu_memory(device) - before) < 2**26  # others may use the device as well
+
+
+@CUDA
+def test_what_was_freed_was_allocated_all_the_same():
+    device = torch.device("cuda")
+    before = allocated_gpu_memory(device)
+    for _ in range(3):
+        torch.empty(2**20, dtype=torch.uint8, device=device)
+    assert allocated_gpu_memory(device) - before >= 3 * 2**20
