@@ -58,7 +58,20 @@ def tensor_file_bytes(
             "samples; repair the data or the model and record again"
         ) from error
     metadata = {"resemblance": text, "crc32": f"{zlib.crc32(text.encode()):08x}"}
-    return to_safetensors(tensors, metadata)
+    return _with_sorted_metadata(to_safetensors(tensors, metadata))
+
+
+def _with_sorted_metadata(file: bytes) -> bytes:
+    """The same file with its metadata in one order; safetensors writes them in a random one.
+
+    Equal recordings are equal files only so, and a zoo names files by the hash of their bytes.
+    """
+    end = 8 + int.from_bytes(file[:8], "little")
+    header = json.loads(file[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight bytes
+    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(file)[end:]))
 
 
 def read_tensors(
