@@ -205,7 +205,7 @@ def test_images_are_sorted_labelled_by_folder_and_normalised(tmp_path):
     assert usual[0][0][0, 0, 0] == pytest.approx((1 - 0.485) / 0.229)
 
 
-def test_npz_files(tmp_path):
+def test_files_of_arrays(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 255, (5, 4, 4, 3), np.uint8)
     np.savez(tmp_path / "images.npz", xtr=pixels[:3], xte=pixels, yte=np.arange(5))
     x, y = load_data(str(tmp_path / "images.npz"))
@@ -218,6 +218,9 @@ def test_npz_files(tmp_path):
     np.savez(tmp_path / "two.npz", a=np.ones(3), b=np.ones(3))
     with pytest.raises(DataError, match=r"holds a, b; expected x \(and y\)"):
         load_data(str(tmp_path / "two.npz"))
+    np.save(tmp_path / "one.npy", pixels)
+    (x,) = load_data(str(tmp_path / "one.npy"))
+    assert torch.equal(x, load_data(str(tmp_path / "images.npz"))[0])
     (tmp_path / "bad.npz").write_bytes(b"PK")
     with pytest.raises(FormatError, match=r"not a readable \.npz"):
         load_data(str(tmp_path / "bad.npz"))

@@ -1,7 +1,7 @@
 """Loading of data by name (`load_data`), as the command line takes it.
 
-A name is `digits`, a folder of images, an .npz file, a .txt, .jsonl or .parquet file of texts, tar
-shards or Parquet files (a folder or a pattern), a Hugging Face data set (a folder, or
+A name is `digits`, a folder of images, an .npz or .npy file, a .txt, .jsonl or .parquet file of
+texts, tar shards or Parquet files (a folder or a pattern), a Hugging Face data set (a folder, or
 `hf:NAME-OR-FOLDER`, or `hf-stream:` to stream it), a probe that ships with the package
 (`probe:images`, `probe:noise`, `probe:text`), or `FILE.py:FUNCTION`, the user's own code and the
 only code that is run. Text is tokenised with the model's tokenizer.
@@ -214,10 +214,11 @@ def _load_samples(spec: str, size: int, raw: bool, skip_bad: bool) -> Any:
         return call_user_function(spec)
     if path.is_dir():
         return _image_folder(path, size, raw, skip_bad)
-    if path.suffix == ".npz" and path.is_file():
-        return _load_npz(path)
+    if path.suffix in (".npz", ".npy") and path.is_file():
+        return _load_arrays(path)
+    what = "data of an unknown kind" if path.exists() else "no data"
     raise DataError(
-        f"no data at {spec!r}; expected digits, a folder of images, an .npz, .txt, .jsonl or "
+        f"{what} at {spec!r}; expected digits, a folder of images, an .npz, .npy, .txt, .jsonl or "
         ".parquet file, tar shards, hf:NAME, hf-stream:NAME, probe:images, probe:text or "
         "FILE.py:FUNCTION"
     )
@@ -291,14 +292,15 @@ def _read_image(
 
 
 def load_named_arrays(path: Path) -> dict[str, Any]:
-    """The arrays of an .npz file, or the tensors of a .safetensors file, by name."""
+    """The arrays of an .npz file (of an .npy as x), or the tensors of a .safetensors, by name."""
     if not path.is_file():
         raise DataError(f"no file at {path}; expected an .npz or .safetensors file")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        with open(path, "rb") as opened:
+            file = np.load(opened, allow_pickle=False)
+            return {"x": file} if isinstance(file, np.ndarray) else dict(file)
     except Exception as error:  # of zip, zlib, NumPy or safetensors, as the damage has it
         raise FormatError(
             f"{path} is not a readable {path.suffix} file ({first_line(error)}); write arrays of "
@@ -306,8 +308,8 @@ def load_named_arrays(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _load_npz(path: Path) -> tuple[Any, ...]:
-    """Inputs and, if there, labels of an .npz: x and y, or xte and yte, or its only array."""
+def _load_arrays(path: Path) -> tuple[Any, ...]:
+    """Inputs and, if there, labels of a file: x and y, or xte and yte, or its only array."""
     arrays = load_named_arrays(path)
     content = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
     label_names = {"x": "y", "xte": "yte", "images": "labels", "xtr": "ytr"}

@@ -43,8 +43,8 @@ MODEL = Option(
 ModelName = Annotated[str, MODEL]
 DATA = Option(
     "--data",
-    help="digits, a folder of images, an .npz, a .txt, .jsonl or .parquet of text, tar shards, "
-    "a folder of .parquet, hf:NAME-OR-FOLDER, hf-stream:NAME, probe:images, probe:noise, "
+    help="digits, a folder of images, an .npz or .npy, a .txt, .jsonl or .parquet of text, tar "
+    "shards, a folder of .parquet, hf:NAME-OR-FOLDER, hf-stream:NAME, probe:images, probe:noise, "
     "probe:text or FILE.py:FUNCTION.",
 )
 DataName = Annotated[str, DATA]
