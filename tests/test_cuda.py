@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import networks
 import resemblance as rs
 import stored
 from resemblance._data.sample_hashes import SampleHasher
 from resemblance._models.hashes import begin_weight_hashes, hash_all_weights
+from resemblance._ops import devices
 from resemblance._ops import gram as grams
 from resemblance._ops.devices import copy_all_to_host_async
 from resemblance.errors import DataError, TargetError
@@ -506,3 +510,162 @@ def test_samples_from_the_host_have_their_hashes_wherever_the_model_runs(batch_s
             assert getattr(gpu.data, name) == getattr(cpu.data, name) is not None
         assert gpu.block_hashes == cpu.block_hashes
         assert gpu.label_hashes == cpu.label_hashes
+
+
+# -- data from the host ----------------------------------------------------------------------------
+
+IMAGES = torch.randint(0, 256, (300, 3, 12, 12), generator=G, dtype=torch.uint8)
+LABELS = torch.arange(300) % 5
+
+
+class Images(Dataset):
+    """Images of eight bits that a transform normalises, as whoever loads them sees fit."""
+
+    def __init__(self, error=None):
+        self.error, self.read = error, 0
+
+    def __len__(self):
+        return len(IMAGES)
+
+    def __getitem__(self, i):
+        self.read += 1
+        if self.error is not None and self.read > 150:
+            raise self.error("as it is")
+        return IMAGES[i].float() / 255, LABELS[i]
+
+
+def refilled(batch=50, *, pinned):
+    """Batches in one buffer, which the next is written into at once."""
+    buffer = torch.empty(batch, *IMAGES.shape[1:], pin_memory=pinned)
+    for part, labels in zip(IMAGES.split(batch), LABELS.split(batch), strict=True):
+        yield buffer.copy_(part.float() / 255), labels
+        buffer.fill_(float("nan"))
+
+
+def from_the_host(kind, path):
+    x = IMAGES.float() / 255
+    np.save(path, x.numpy())
+    return {
+        "pageable": lambda: (x, LABELS),
+        "channels last": lambda: (x.to(memory_format=torch.channels_last), LABELS),
+        "pinned": lambda: (x.pin_memory(), LABELS.pin_memory()),
+        "array": lambda: (x.numpy(), LABELS.numpy()),
+        "memory-mapped": lambda: (np.load(path, mmap_mode="r+"), LABELS),
+        "read-only": lambda: (np.load(path, mmap_mode="r"), LABELS),
+        "dict": lambda: {"x": x, "labels": LABELS},
+        "loader over tensors": lambda: DataLoader(TensorDataset(x, LABELS), batch_size=7),
+        "loader": lambda: DataLoader(Images(), batch_size=7),
+        "pinning loader": lambda: DataLoader(Images(), batch_size=7, pin_memory=True),
+        "workers": lambda: DataLoader(Images(), batch_size=7, num_workers=2),
+        "pinning workers": lambda: DataLoader(Images(), num_workers=2, pin_memory=True),
+    }[kind]()
+
+
+def slowly(net, batch):
+    """A device that is far behind the host, which would show what is written over too early."""
+    torch.cuda._sleep(5_000_000)
+    return net(**{"x": batch["x"]}) if isinstance(batch, dict) else net(batch[0])
+
+
+SIDES = ["pageable", "channels last", "pinned", "array", "memory-mapped", "read-only", "dict"]
+SIDES += ["loader over tensors", "loader", "pinning loader", "workers", "pinning workers"]
+HOST = {"block": 16, "batch_size": 48, "call": slowly, "progress": False}
+
+
+@pytest.mark.parametrize("pieces", [2**10, 2**26], ids=["pieces", "whole"])
+@pytest.mark.parametrize("kind", SIDES)
+def test_data_from_the_host_are_those_on_the_gpu(kind, pieces, tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "_PIECE_BYTES", pieces)
+    if pieces < 2**26:
+        monkeypatch.setattr(devices, "_PINNED_BYTES", 0)
+    net = networks.seeded(networks.ResNet).cuda()
+    expected = rs.record(net, (IMAGES.cuda().float() / 255, LABELS.cuda()), **HOST)
+    found = rs.record(net, from_the_host(kind, tmp_path / "x.npy"), **HOST)
+    assert found.data.fingerprint == expected.data.fingerprint
+    assert found.block_hashes == expected.block_hashes
+    assert found.label_hashes == expected.label_hashes
+    assert max(differences(expected, found)) < 3e-4
+
+
+def test_images_of_eight_bits_are_sent_as_they_are():
+    def call(net, x):
+        assert x.dtype == torch.uint8
+        return net(x.float() / 255)
+
+    net, how = networks.seeded(networks.ResNet).cuda(), {**HOST, "call": call}
+    expected = rs.record(net, IMAGES.cuda(), **how)
+    assert max(differences(expected, rs.record(net, IMAGES, **how))) < 3e-4
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_buffer_that_a_stream_fills_again_was_sent_before(pinned):
+    net = networks.seeded(networks.ResNet).cuda()
+    parts = zip((IMAGES.cuda().float() / 255).split(50), LABELS.split(50), strict=True)
+    how = {**HOST, "block": 50, "batch_size": 50}
+    expected = rs.record(net, iter(list(parts)), **how)
+    found = rs.record(net, refilled(pinned=pinned), **how)
+    assert found.data.fingerprint == expected.data.fingerprint
+    assert max(differences(expected, found)) < 3e-4
+
+
+def test_data_from_the_host_take_a_few_batches_more_of_a_gpu():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 64, 8), nn.Tanh(), nn.Linear(8, 3)).cuda()
+    x, size = torch.randn(4096, 3, 64, 64, generator=G), 128 * 3 * 64 * 64 * 4
+    how = {"batch_size": 128, "data_id": "x", "buckets": 0, "progress": False}
+
+    def peak(data):
+        rs.record(net, data, call=lambda net, x: (torch.cuda._sleep(5_000_000), net(x))[1], **how)
+        torch.cuda.synchronize()
+        active = torch.cuda.memory_stats()
+        torch.cuda.reset_peak_memory_stats()
+        return active["active_bytes.all.peak"] - active["active_bytes.all.current"]
+
+    there = x.cuda()
+    peak(there)
+    held, before = torch.cuda.memory_reserved(), peak(there)
+    more = peak(x) - before
+    # two whose work waits and one that is sent, where data on the device are gathered in one
+    assert 0 < more < 3.5 * size
+    assert torch.cuda.memory_reserved() - held < 8 * size  # which is taken 20 MiB at a time
+
+
+@pytest.mark.slow
+def test_a_hundred_passes_leave_no_thread_and_no_memory():
+    net = networks.seeded(networks.ResNet).cuda()
+    sources = [(IMAGES.float(), LABELS), DataLoader(Images(), batch_size=7, pin_memory=True)]
+    how = {"block": 16, "batch_size": 64, "progress": False}
+
+    def held():
+        torch.cuda.synchronize()
+        lines = Path("/proc/self/status").read_text().splitlines()
+        resident = next(line for line in lines if line.startswith("VmRSS")).split()[1]
+        return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), int(resident)
+
+    for i in range(110):
+        if i == 10:
+            threads, (allocated, reserved, resident) = threading.active_count(), held()
+        rs.record(net, sources[i % 2], **how)
+    assert threading.active_count() == threads
+    after = held()
+    assert after[0] == allocated
+    assert after[1] - reserved <= 2**25  # a block or two more, as the host was further ahead
+    assert after[2] - resident < 2**16  # kB
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+@pytest.mark.parametrize("where", ["data", "network"])
+def test_an_error_with_data_from_the_host_surfaces_and_leaves_no_thread(error, where):
+    calls = []
+
+    def call(net, batch):
+        calls.append(1)
+        if where == "network" and len(calls) == 5:
+            raise error("as it is")
+        return net(batch[0])
+
+    data = DataLoader(Images(error if where == "data" else None), batch_size=7, pin_memory=True)
+    net, before = networks.seeded(networks.ResNet).cuda(), threading.active_count()
+    with pytest.raises(error, match="as it is"):
+        rs.record(net, data, **{**HOST, "call": call})
+    assert threading.active_count() == before
+    assert rs.record(net, (IMAGES.float(), LABELS), **HOST).samples == 300

@@ -11,7 +11,9 @@ import sys
 import pytest
 import torch
 
+from resemblance._ops import devices
 from resemblance._ops.devices import (
+    HostToDevice,
     allocated_gpu_memory,
     available_host_memory,
     check_device,
@@ -20,6 +22,7 @@ from resemblance._ops.devices import (
     copy_all_to_host_async,
     copy_to_device_async,
     free_gpu_memory,
+    gather_rows,
     split_bytes,
     zeros_in_own_pages,
 )
@@ -167,3 +170,103 @@ def test_what_was_freed_was_allocated_all_the_same():
     for _ in range(3):
         torch.empty(2**20, dtype=torch.uint8, device=device)
     assert allocated_gpu_memory(device) - before >= 3 * 2**20
+
+
+X = torch.arange(6 * 4 * 2 * 8, dtype=torch.float32).reshape(6, 4, 2, 8)
+LAYOUTS = {
+    "contiguous": X,
+    "channels last": X.to(memory_format=torch.channels_last),
+    "samples inside": X.movedim(0, 2).contiguous().movedim(2, 0),
+    "strided": X[..., ::2],
+    "every other": torch.cat([X, X])[::2],
+    "one value": X[:, :1].expand(-1, 3, -1, -1),
+    "uint8": X.to(torch.uint8),
+    "float8": X.to(torch.float8_e4m3fn),
+    "conjugated": torch.complex(X, X + 1).conj(),
+    "needs gradients": torch.nn.Parameter(X),
+    "labels": X[:, 0, 0, 0].long(),
+    "no values": X[..., :0],
+}
+
+
+def same_bytes(x, y):
+    """Equal bit for bit, whatever their layout; torch compares no numbers of eight bits."""
+    one, two = (a.resolve_conj().contiguous().view(-1).view(torch.uint8) for a in (x, y))
+    return x.shape == y.shape and x.dtype == y.dtype and torch.equal(one, two)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_that_are_gathered_are_those_of_indexing(layout):
+    x, where = LAYOUTS[layout], torch.tensor([4, 0, 5])
+    found = gather_rows(x, where)
+    assert same_bytes(found, x.detach()[where])
+    assert found.stride() == x.detach()[where].stride() or not x.numel()
+    assert not found.requires_grad
+    with torch.inference_mode():
+        assert not gather_rows(x, where).is_inference()
+
+
+@pytest.mark.parametrize("piece", [1, 600, 2**26])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_sent_arrives_whole_in_memory_of_its_own(layout, piece, monkeypatch):
+    monkeypatch.setattr(devices, "_PIECE_BYTES", piece)
+    x, sender = LAYOUTS[layout].detach(), HostToDevice(torch.device("cpu"))
+    found = sender.send(x)
+    assert same_bytes(found, x)
+    assert found.stride() == torch.empty_like(x).stride()
+    assert found.data_ptr() != x.data_ptr() or not x.numel()
+    assert sender.send(torch.tensor(2.5)) == 2.5
+    sender.settle()
+
+
+class LoggingStreams:
+    """Streams that note who waits for what."""
+
+    def __init__(self):
+        self.log = log = []
+        self.stream, self.current = torch.cpu.stream, "current"
+
+        class Event:
+            made = 0
+
+            def __init__(self):
+                Event.made += 1
+                self.number = Event.made
+
+            def record(self, stream):
+                log.append(("record", self.number, "current" if stream == "current" else "beside"))
+
+            def synchronize(self):
+                log.append(("host waits", self.number))
+
+        class Current:
+            def wait_event(self, event):
+                log.append(("current waits", event.number))
+
+            def __eq__(self, other):
+                return other == "current"
+
+            __hash__ = None
+
+        self.Event, self.current_stream = Event, lambda device: Current()
+
+
+def test_a_batch_is_waited_for_by_the_stream_and_its_copy_by_the_host():
+    sender = HostToDevice(torch.device("cpu"))
+    sender._streams = streams = LoggingStreams()
+    sender.settle()
+    assert streams.log == []  # nothing was sent
+    for _ in range(4):
+        sender.send(X)
+        sender.settle()
+    copied = [("record", 1, "beside"), ("current waits", 1), ("host waits", 1)]
+    assert streams.log[:4] == [*copied, ("record", 2, "current")]
+    # by then the first batch's work is over, and the second's need not be
+    assert streams.log[8:13] == [
+        ("record", 5, "beside"),
+        ("current waits", 5),
+        ("host waits", 5),
+        ("record", 6, "current"),
+        ("host waits", 2),
+    ]
+    assert streams.log[-1] == ("host waits", 4)

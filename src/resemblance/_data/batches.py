@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._ops.devices import copy_to_device_async
+from .._ops.devices import HostToDevice, copy_to_device_async, gather_rows
 from .._utils.validation import is_integer
 from ..errors import DataError
 
@@ -96,14 +96,16 @@ def num_samples(batch: Any) -> int:
     return counts.pop()
 
 
-def take_samples(batch: Any, where: slice | np.ndarray) -> Any:
-    """Some samples of a batch; arrays become tensors."""
+def take_samples(batch: Any, where: slice | np.ndarray, *, pin_memory: bool = False) -> Any:
+    """Some samples of a batch; arrays become tensors, those of host tensors are pinned if asked."""
 
     def pick(leaf: Any) -> Any:
         if not _has_samples(leaf):
             return leaf
         if isinstance(where, slice) or isinstance(leaf, np.ndarray):
             return as_tensor(leaf[where])
+        if isinstance(leaf, Tensor) and pin_memory and leaf.device.type == "cpu":
+            return gather_rows(leaf, torch.from_numpy(where))
         if isinstance(leaf, Tensor):
             return leaf[copy_to_device_async(torch.from_numpy(where), leaf.device)]
         return [leaf[int(i)] for i in where]
@@ -195,8 +197,13 @@ def is_padded(batch: Any) -> bool:
     return mask is not None and bool((mask == 0).any())
 
 
-def batch_to_device(batch: Any, device: torch.device | None) -> Any:
-    """The batch as ordinary tensors, outside any graph, on the model's device."""
+def batch_to_device(
+    batch: Any, device: torch.device | None, sender: HostToDevice | None = None
+) -> Any:
+    """The batch as ordinary tensors, outside any graph, on the model's device.
+
+    Dense tensors that are on the host go through the `sender`, if there is one.
+    """
 
     def move(leaf: Any) -> Any:
         leaf = as_tensor(leaf)
@@ -204,7 +211,10 @@ def batch_to_device(batch: Any, device: torch.device | None) -> Any:
             return leaf
         if leaf.is_inference():
             leaf = leaf.clone()  # made in inference mode: autograd refuses to save it
-        return leaf.detach().to(device or leaf.device, non_blocking=True)
+        leaf = leaf.detach()
+        if sender is not None and leaf.device.type == "cpu" and leaf.layout == torch.strided:
+            return sender.send(leaf)
+        return leaf.to(device or leaf.device, non_blocking=True)
 
     with torch.inference_mode(False):
         return tree_map(move, batch)

@@ -24,6 +24,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    TensorDataset,
     default_collate,
 )
 
@@ -67,14 +68,29 @@ def make_source(
     seed: int,
     block: BlockSize,
     fewest: int = MIN_BLOCKS,
+    pin_memory: bool = False,
 ) -> Source:
-    """The data as indexed samples; `fewest` is how many blocks `"auto"` makes of small data."""
+    """The data as indexed samples.
+
+    Args:
+        data: whatever the user holds.
+        seed: seed of their order.
+        block: samples in a block.
+        fewest: how many blocks `"auto"` makes of small data.
+        pin_memory: whether samples of host tensors are gathered in pinned memory.
+
+    Returns:
+        A source of batches.
+    """
     if isinstance(data, str | bytes | os.PathLike | nn.Module):
         raise _unsupported_data(data)
     if hasattr(data, "to_numpy"):  # a table of pandas, or what is like one
         data = data.to_numpy()
-    if _is_arrays(data):
-        leaves = batch_leaves(data)
+    if isinstance(data, DataLoader) and _covers_dataset(data) and _stacks_tensors(data):
+        data = data.dataset
+    held = list(data.tensors) if type(data) is TensorDataset else data  # a list, as batches of it
+    if held is not data or _is_arrays(data):
+        leaves = batch_leaves(held)
         for leaf in leaves:
             if isinstance(leaf, Tensor) and (leaf.is_meta or leaf.layout != torch.strided):
                 what = "on the meta device" if leaf.is_meta else "sparse"
@@ -82,13 +98,16 @@ def make_source(
                     f"expected dense tensors with values as data, found one of shape "
                     f"{tuple(leaf.shape)} that is {what}; load it, or convert it with to_dense()"
                 )
-        total = num_samples(data)
+        total = num_samples(held)
+        in_memory = not any(isinstance(leaf, np.memmap) for leaf in leaves)
+        if pin_memory:
+            held = tree_map(_share_memory_with_tensor, held)
         return _indexed_source(
             total,
-            lambda groups: (take_samples(data, group) for group in groups),
+            lambda groups: (take_samples(held, group, pin_memory=pin_memory) for group in groups),
             seed,
             block_size(total, block, fewest),
-            in_memory=not any(isinstance(leaf, np.memmap) for leaf in leaves),
+            in_memory=in_memory,
         )
     if is_hf_dataset(data, streaming=True):
         data = stream(data)
@@ -126,6 +145,23 @@ def _is_arrays(data: Any) -> bool:
     parts = list(data.values()) if isinstance(data, Mapping) else parts
     others = [part for part in parts if not isinstance(part, Tensor | np.ndarray)]
     return len(others) < len(parts) and all(map(is_plain_list, others))
+
+
+def _share_memory_with_tensor(leaf: Any) -> Any:
+    """An array as a tensor of the same memory, where torch can have one; all else as it is."""
+    if type(leaf) not in (np.ndarray, np.memmap) or leaf.dtype.kind not in "biufc":
+        return leaf
+    shared = leaf.flags.c_contiguous and leaf.flags.writeable and leaf.dtype.isnative
+    try:
+        return torch.from_numpy(leaf) if shared else leaf
+    except TypeError:  # a number that torch does not have
+        return leaf
+
+
+def _stacks_tensors(loader: DataLoader[Any]) -> bool:
+    """Whether a loader's batches are rows of tensors in memory, which need no loader."""
+    plain = loader.collate_fn is default_collate and loader.worker_init_fn is None
+    return plain and type(loader.dataset) is TensorDataset
 
 
 def _covers_dataset(loader: DataLoader[Any]) -> bool:

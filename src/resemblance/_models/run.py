@@ -20,7 +20,13 @@ from torch import Tensor, nn
 from .._data.batches import batch_to_device, num_samples
 from .._data.make_source import make_source
 from .._data.sources import Batch, BlockSize, Piece, Share, Source
-from .._ops.devices import allocated_gpu_memory, require_cpu_default_device, retain_freed_memory
+from .._ops.devices import (
+    SENT_BESIDE,
+    HostToDevice,
+    allocated_gpu_memory,
+    require_cpu_default_device,
+    retain_freed_memory,
+)
 from .._utils.progress import progress_bar
 from ..errors import DataError, LayerError, ResemblanceError, TargetError, warn
 from .batch_size import BatchSplitter, choose_batch_size, count_cells
@@ -140,7 +146,10 @@ def open_pass(
     with run_in_eval_mode(model, frozen=frozen, dtype=dtype):
         fewest = {} if draw is None else {"fewest": 1}  # each window of sequences makes many blocks
         prepare = _prepare_function(model, draw, by_convention=call is None)
-        source = make_source(data, seed=seed, block=block, **fewest)
+        sender = None
+        if device is not None and device.type in SENT_BESIDE:
+            sender = HostToDevice(device)
+        source = make_source(data, seed=seed, block=block, pin_memory=sender is not None, **fewest)
         trial = Batch([Piece(0, np.arange(num_samples(source.first)))], source.first)
         trial = prepare(trial)
         first = batch_to_device(trial.samples, device)
@@ -158,7 +167,9 @@ def open_pass(
                 raise input_mismatch_error(model, first, error) from error
             trial = replace(trial, samples=first)
             determinism = DeterminismCheck(model, run, again, outputs, random_state)
-            yield ModelPass(model, device, source, trial, calls, outputs, determinism, run, prepare)
+            yield ModelPass(
+                model, device, source, trial, calls, outputs, determinism, run, prepare, sender
+            )
         finally:
             changed.put_back()
             if determinism is not None and (fault := determinism.fault) and fault.random:
@@ -190,6 +201,7 @@ class ModelPass:
     determinism: DeterminismCheck
     run: RunModel
     prepare: Prepare  # batches as they come from the source
+    sender: HostToDevice | None = None  # of batches from the host, while the device is at others
     share: Share = field(default_factory=Share)  # of the data, that it is run on
 
     def batches(self, batch_size: int) -> Iterator[tuple[Batch, Any]]:
@@ -197,7 +209,9 @@ class ModelPass:
         self.determinism.check()
         for batch in self.source.batches(batch_size, self.share):
             batch = self.prepare(batch)
-            yield batch, batch_to_device(batch.samples, self.device)
+            yield batch, batch_to_device(batch.samples, self.device, self.sender)
+            if self.sender is not None:
+                self.sender.settle()
 
     def feed(
         self,
@@ -291,7 +305,7 @@ class ModelPass:
         receiver: HeldBatch | Consumer = consumer if held is None else held
         samples = batch.samples if held is None else copy_batch(batch.samples)
         try:
-            samples = batch_to_device(samples, self.device)
+            samples = batch_to_device(samples, self.device, self.sender)
             if held is None:
                 consumer.begin(batch, samples)
             see = checks.seeing(receiver.see if sees else None)
@@ -309,6 +323,8 @@ class ModelPass:
         checks.ran(len(batch.indices))  # which knows more of what is wrong than a consumer
         consumer.end()
         splitter.ran(batch)
+        if self.sender is not None:  # before the data are asked for the next
+            self.sender.settle()
         return True
 
     def predictions(

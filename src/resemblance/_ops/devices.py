@@ -7,11 +7,13 @@ largest block mapped so far, and asks for it again, page by page, for the next b
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -118,6 +120,85 @@ _CGROUP_LIMITS = (  # limit and use of memory, in versions 2 and 1 of control gr
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
+
+
+_PINNED_BYTES = 2**28  # the most of a batch that is gathered in pinned memory
+_PIECE_BYTES = 2**26  # bytes that go through pinned memory at a time, of tensors that are not
+_BATCHES_AHEAD = 2  # whose work a device may still have to begin or end when the next is sent
+SENT_BESIDE = {"cuda"}  # devices with streams, to which a `HostToDevice` sends
+
+
+def gather_rows(x: Tensor, where: Tensor) -> Tensor:
+    """`x[where]` of a host tensor, in pinned memory if there is a GPU, unless that would be a lot.
+
+    Each sample's memory is in the order that it has in `x`. Pinned memory is torch's to reuse,
+    which it does once all copies from it are over.
+
+    >>> gather_rows(torch.tensor([[1], [2], [3]]), torch.tensor([2, 0]))
+    tensor([[3],
+            [1]])
+    """
+    x, one = x.detach(), torch.empty_like(x[0], device="meta")
+    few = len(where) * one.nbytes <= _PINNED_BYTES
+    with torch.inference_mode(False):
+        rows = torch.empty_strided(
+            (len(where), *one.shape),
+            (one.numel(), *one.stride()),
+            dtype=x.dtype,
+            pin_memory=few and torch.cuda.is_available(),
+        )
+        return torch.index_select(x, 0, where, out=rows)
+
+
+class HostToDevice:
+    """Sends host tensors to a GPU on a stream of its own, beside the work of the current stream.
+
+    Kernels are launched long before they run. So while a device is at one batch, the host gathers
+    the next and sends it. What was sent can be used like any other tensor of the current stream.
+    `settle` after each batch: then whoever made the tensors may write into them again, and no more
+    than a few batches wait on the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._streams: Any = torch.get_device_module(device)
+        self._sent: Any = None  # the event after the last copy
+        self._under_way: deque[Any] = deque()  # an event after each of the latest batches
+
+    def send(self, x: Tensor) -> Tensor:
+        """A host tensor on the device; it may be on its way, and must stay as it is for now."""
+        current, beside = self._streams.current_stream(self._device), _copy_stream(self._device)
+        with self._streams.stream(beside):
+            there = torch.empty_like(x, device=self._device)
+            rows, rows_there = torch.atleast_1d(x), torch.atleast_1d(there)
+            length = max(1, _PIECE_BYTES * len(rows) // max(1, rows.nbytes))
+            for piece, out in zip(rows.split(length), rows_there.split(length), strict=True):
+                if self._device.type == "cuda" and not piece.is_pinned():
+                    piece = piece.pin_memory()
+                out.copy_(piece, non_blocking=True)
+            self._sent = self._streams.Event()
+            self._sent.record(beside)
+        current.wait_event(self._sent)
+        if there.is_cuda:
+            there.record_stream(current)  # its memory was taken for the stream beside
+        return there
+
+    def settle(self) -> None:
+        """Wait until all that was sent has arrived, and for the batch before the one before."""
+        if self._sent is None:
+            return
+        self._sent.synchronize()
+        self._sent = None
+        done = self._streams.Event()
+        done.record(self._streams.current_stream(self._device))
+        self._under_way.append(done)
+        while len(self._under_way) > _BATCHES_AHEAD:
+            self._under_way.popleft().synchronize()
+
+
+@functools.cache  # as torch's allocator keeps memory for each stream apart
+def _copy_stream(device: torch.device) -> Any:
+    return torch.get_device_module(device).Stream(device)
 
 
 _COPY_BYTES = 2**24  # bytes that are copied together
