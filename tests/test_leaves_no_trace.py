@@ -71,7 +71,7 @@ def test_no_global_random_state_moves(name):
     assert random_state() == before
 
 
-@pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")  # of so few samples
+@pytest.mark.filterwarnings("ignore:.*standard errors may be too small")  # of so few samples
 @pytest.mark.filterwarnings("ignore:few samples carry the kernel")
 def test_nor_does_it_in_anything_else():
     net, before = mlp(), random_state()

@@ -56,10 +56,9 @@ gradients: rows small, columns small
 
 Mean over 2 layers matched by name: features 0.852 ± 0.010, gradients
 0.761 ± 0.018.
-Read from the input on, features part at 1, which lies 0.12 (0.095 to 0.14)
-below 1, the score at the input.
-Read from the output back, gradients part at 3, which lies 0.17 (0.13 to 0.21)
-below 1, the score at the output.
+Features first diverge at 1: the score drops by 0.12 (0.095 to 0.14).
+Going back from the output, gradients first diverge at 3: the score drops by
+0.17 (0.13 to 0.21).
 Note: predictions are not compared: small was recorded without them.
 """
 AT_120 = f"""\
@@ -67,10 +66,10 @@ small and small: cka of centred features and gradients, from blocks, 300 samples
 
 {TABLE}
 Mean over 2 layers matched by name: features 0.852 ± 0.010, gradients 0.761 ± 0.018.
-Read from the input on, features part at 1, which lies 0.12 (0.095 to 0.14) below 1, the score at the input.
-Read from the output back, gradients part at 3, which lies 0.17 (0.13 to 0.21) below 1, the score at the output.
+Features first diverge at 1: the score drops by 0.12 (0.095 to 0.14).
+Going back from the output, gradients first diverge at 3: the score drops by 0.17 (0.13 to 0.21).
 Note: predictions are not compared: small was recorded without them.
-"""  # noqa: E501 - as it is printed
+"""
 
 
 def test_compare_at_80_and_120_columns(at):
@@ -192,7 +191,7 @@ layer             features         gradients        n_eff           dB  cosine
 Names of one begin with base_model.model.model.layers.…
 Level of chance (95 %): features 0.047, gradients 0.047.
 * no higher than chance (its 95 % level).
-dB, cosine: of features, in the coordinates that both share.
+dB, cosine: drift of features, as signal-to-noise ratio and as cosine.
 """,
     (120, True): """\
 layer                features              chance  gradients             chance  n_eff             dB  cosine
@@ -208,7 +207,7 @@ layer                features              chance  gradients             chance 
 49.mlp.down_proj     0.030    ± 0.019   *   0.047  0.030    ± 0.019   *   0.047      8  ▏           –  –
 Names of one begin with base_model.model.model.layers.…
 * no higher than chance (its 95 % level).
-dB, cosine: of features, in the coordinates that both share.
+dB, cosine: drift of features, as signal-to-noise ratio and as cosine.
 """,  # noqa: E501 - as it is printed
 }
 

@@ -45,7 +45,7 @@ def test_unpaired_files_are_compared_if_allowed_with_a_warning(recorded, refused
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0
     assert "1,797 and 99 unpaired samples" in " ".join(done.stdout.split())
-    assert done.stderr.startswith("warning: the two networks saw different samples")
+    assert done.stderr.startswith("warning: the two recordings used different samples")
     assert done.stderr.count("\n") == 1
     message = refused("compare", "a.rsm", "c.rsm")
     assert "1,797 samples" in message

@@ -138,7 +138,7 @@ def test_divergences_known_from_below_can_fail_a_copy_but_not_pass_it(wide):
     assert rs.check(base, near, max_disagreement=0.05)
 
 
-@pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")
+@pytest.mark.filterwarnings("ignore:.*standard errors may be too small")
 def test_tokens_are_judged_by_their_sequences():
     net = networks.seeded(networks.LittleForCausalLM)
     rep = rs.record(net, networks.texts(56), tokens=8, block=8)

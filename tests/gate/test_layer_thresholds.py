@@ -276,7 +276,7 @@ def population_cka(generator, n=200_000):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")
+@pytest.mark.filterwarnings("ignore:.*standard errors may be too small")
 @pytest.mark.parametrize("n", [100, 2000])  # the kernel of all samples, and blocks of a part
 def test_at_the_boundary_scores_are_decided_wrongly_one_time_in_twenty(n):
     """The threshold is the population's score: passing is as wrong as failing."""

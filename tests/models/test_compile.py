@@ -17,7 +17,7 @@ from optional_libraries import needs, usable_torchvision
 from resemblance._models import compile
 from resemblance.errors import DataError, ResemblanceWarning
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")
+pytestmark = pytest.mark.filterwarnings("ignore:.*standard errors may be too small")
 G = torch.Generator().manual_seed(0)
 IMAGES = torch.randn(72, 3, 6, 6, generator=G)
 VECTORS = torch.randn(72, 6, generator=G)

@@ -17,7 +17,7 @@ MADE = ROOT / "docs/models.md"
 FEW = {"resnet18", "convnext_atto", "swin_tiny_patch4_window7_224", "llama", "t5", "clip"}
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted"),
+    pytest.mark.filterwarnings("ignore:.*standard errors may be too small"),
     # logits of every image against every text; in GCViT, the global query of another image
     pytest.mark.filterwarnings("ignore:.*depends on the others in its batch"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of libraries among themselves

@@ -23,7 +23,7 @@ OPTIONS = {"data_id": "x", "progress": False, "pool": "mean", "batch_size": 40}
 IDS = {"input_ids": torch.randint(0, 31, (40, 12), generator=torch.Generator().manual_seed(0))}
 IMAGES = torch.randn(40, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
-pytestmark = pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")
+pytestmark = pytest.mark.filterwarnings("ignore:.*standard errors may be too small")
 
 
 class Block(nn.Module):

@@ -45,7 +45,7 @@ class Folded(nn.Module):
         return self.head(y.reshape(len(x), -1))
 
 
-@pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")
+@pytest.mark.filterwarnings("ignore:.*standard errors may be too small")
 def test_auto_leaves_out_what_cannot_be_recorded_and_says_so():
     inputs = torch.randn(20, 3, 4, generator=torch.Generator().manual_seed(0))
     with pytest.warns(ResemblanceWarning, match=r"no axis of samples: blocks\.0, blocks\.1"):
@@ -248,7 +248,7 @@ def test_where_nothing_tells_channels_are_first():
     assert not found(nn.Sequential(nn.ReLU()), torch.randn(2, 3, 4, 5), "0")
 
 
-@pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")
+@pytest.mark.filterwarnings("ignore:.*standard errors may be too small")
 @pytest.mark.parametrize("pool", ["mean", "first", "last"])
 def test_pooling_is_over_pixels_of_channels_last_networks(pool):
     torch.manual_seed(0)
@@ -261,7 +261,7 @@ def test_pooling_is_over_pixels_of_channels_last_networks(pool):
     assert rep["blocks.0"].features.trace == pytest.approx(float(pooled.square().sum()), rel=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")
+@pytest.mark.filterwarnings("ignore:.*standard errors may be too small")
 def test_flattened_channels_last_outputs_keep_their_kernels():
     torch.manual_seed(0)
     net, x = Last().eval(), torch.randn(16, 4, 5, 6)

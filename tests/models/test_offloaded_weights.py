@@ -29,7 +29,7 @@ X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(40, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 CPU = torch.device("cpu")
 OPTIONS = {"data_id": "x", "progress": False}
-pytestmark = pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")
+pytestmark = pytest.mark.filterwarnings("ignore:.*standard errors may be too small")
 
 
 def to_cpu(model, tmp_path):

@@ -29,7 +29,7 @@ from resemblance.errors import LayerError
 OPTIONS = {"data_id": "x", "progress": False}
 X = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted"),
+    pytest.mark.filterwarnings("ignore:.*standard errors may be too small"),
     pytest.mark.filterwarnings("ignore:.*quantiz"),  # deprecations and notes of torch
 ]
 

@@ -51,7 +51,7 @@ def test_a_large_mean_does_not_drown_the_differences_of_samples(ratio, samples):
         assert np.abs(block.numpy() - exact).max() < 3e-5 * exact.max() + 2e-3
 
 
-@pytest.mark.filterwarnings("ignore:error bars of centred scores from blocks")
+@pytest.mark.filterwarnings("ignore:standard errors of centred scores from blocks")
 @pytest.mark.parametrize(("samples", "block"), [(1200, 4), (1200, 7), (2, 2), (6, 6)])
 def test_a_large_mean_does_not_drown_the_differences_of_few_samples(samples, block):
     x = np.random.default_rng(0).normal(size=(samples, 16))

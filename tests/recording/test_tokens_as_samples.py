@@ -220,7 +220,7 @@ def test_settings_of_units_are_compared():
         rs.compare(record(), record(pool="last"), kernel="features")
 
 
-@pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")
+@pytest.mark.filterwarnings("ignore:.*standard errors may be too small")
 def test_tokens_of_different_tokenizers_are_not_the_same_samples():
     def made_by(rep, tokenizer):
         return dataclasses.replace(rep, model=dataclasses.replace(rep.model, tokenizer=tokenizer))

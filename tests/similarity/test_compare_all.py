@@ -16,7 +16,7 @@ from resemblance.similarity import compare_all as many
 from resemblance.similarity.comparison_matrix import ComparisonMatrix
 
 # what `compare` says of so few samples is tested with it
-pytestmark = pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")
+pytestmark = pytest.mark.filterwarnings("ignore:.*standard errors may be too small")
 
 
 def recorded(net, *, layers=3, n=330, mean=0.0, **options):
@@ -287,14 +287,14 @@ def test_centred_and_debiased_takes_four_samples(samples):
         compare(kernel="features", index="cka-debiased", centre=False)
 
 
-@pytest.mark.filterwarnings("default:.*error bars cannot be trusted")
+@pytest.mark.filterwarnings("default:.*standard errors may be too small")
 def test_a_warning_says_that_few_samples_carry_kernels():
     rng = np.random.default_rng(0)
     f = rng.normal(size=(1100, 12))
     few = np.arange(1100)[:, None] < 20
     gradients = [rng.normal(size=f.shape) * scale for scale in (1, few, few)]
     nets = [rs.record_arrays(f, g, data_id="x", name=f"net{i}") for i, g in enumerate(gradients)]
-    said = r"kernels of 'net1', 'net2' are carried by the equivalent of \d+ samples \(n_eff\) of"
+    said = r"scores of 'net1', 'net2'\. The effective sample size \(n_eff\) is \d+ of 1,100 samples"
     with pytest.warns(ResemblanceWarning, match=said) as w:
         rs.compare_all(nets, kernel="gradients")
     assert w[0].filename == __file__

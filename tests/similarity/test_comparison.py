@@ -70,8 +70,8 @@ def test_layers_without_a_counterpart_are_named_and_left_out():
     assert found.mean()[0] == pytest.approx(0.85)
     assert found.without_counterpart() == (("r1",), ())
     lines = found.summary().splitlines()
-    assert lines[1].startswith("Mean over layers matched by name 0.850; most alike at r0 (0.900")
-    assert "2 of 2 layers lie above" in lines[2]
+    assert lines[1].startswith("Mean over layers matched by name 0.850; highest at r0 (0.900")
+    assert "2 of 2 layers are above" in lines[2]
     assert lines[3] == "Without a counterpart, of one: r1."
     frame = found.to_frame()
     assert frame[frame.counterpart].score.tolist() == [0.9, 0.8]
@@ -91,8 +91,8 @@ def test_summary_names_extremes_chance_and_samples():
         chance_high=np.full((2, 2), 0.06),
     ).summary()
     assert "one and two: cka of centred features, from blocks, 100 samples." in text
-    assert "most alike at r0 (0.900 ± 0.010), least at r1 (0.050 ± 0.010)" in text
-    assert "would score 0.020 on average; 1 of 2 layers lie above" in text
+    assert "highest at r0 (0.900 ± 0.010), lowest at r1 (0.050 ± 0.010)" in text
+    assert "would score 0.020 on average; 1 of 2 layers are above" in text
 
 
 def test_summary_leaves_out_an_unknown_error():

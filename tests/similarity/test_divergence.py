@@ -104,7 +104,7 @@ def test_gradients_part_behind_the_damage_and_are_read_from_the_output_back(at):
     assert (parting.layer, parting.before) == (LAYERS[at - 1], LAYERS[at])
     assert parting.position == at - 1
     assert [fall.layer for fall in parting.tested] == LAYERS[::-1]
-    assert "Read from the output back, gradients part at" in parting.sentence
+    assert "Going back from the output, gradients first diverge at" in parting.sentence
     features = compared(model, other, target=target).parting()
     assert (features.layer, features.direction) == (LAYERS[at], "from the input on")
 
@@ -113,13 +113,13 @@ def test_changed_outputs_part_at_the_output_by_gradients():
     model = network()
     parting = compared(model, damaged(model, LAYERS[1], 1.0), "gradients").parting()
     assert (parting.layer, parting.before) == (LAYERS[-1], None)
-    assert "below 1, the score at the output" in parting.sentence
+    assert "Going back from the output" in parting.sentence
 
 
 def test_networks_of_other_weights_part_at_once():
     parting = compared(network(), network(seed=4)).parting()
     assert (parting.position, parting.before) == (0, None)
-    assert "below 1, the score at the input" in parting.sentence
+    assert "Features first diverge at 0: the score drops" in parting.sentence
 
 
 def test_the_error_of_a_fall_is_the_jackknife_of_the_difference():
@@ -179,7 +179,7 @@ def test_a_network_does_not_part_from_itself(kernel, samples):
     assert not parting.found
     assert parting.layer is parting.position is parting.fall is parting.low is parting.high is None
     assert all(fall.p == 1 for fall in parting.tested)
-    assert parting.sentence.startswith("No layer stands out: read from the ")
+    assert parting.sentence.startswith("No significant drop of ")
     assert divergence_if_tested(found) == parting
 
 
@@ -209,7 +209,7 @@ def test_small_falls_count_after_layers_that_are_exactly_alike():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")
+@pytest.mark.filterwarnings("ignore:.*standard errors may be too small")
 def test_false_findings_are_rarer_than_promised_and_intervals_hold():
     # layers of two networks that share a cause, the same at every layer, with noise of their own:
     # the fall from 1 to the first is real, and none after it
@@ -238,7 +238,7 @@ def test_false_findings_are_rarer_than_promised_and_intervals_hold():
 # -- what is refused -------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")
+@pytest.mark.filterwarnings("ignore:.*standard errors may be too small")
 @pytest.mark.parametrize("kernel", ["product", "sum", "elementwise", "transport"])
 def test_kernels_that_mix_both_directions_are_refused(kernel):
     found = rs.compare(recorded(0, 160), recorded(1, 160), kernel=kernel)
@@ -247,7 +247,7 @@ def test_kernels_that_mix_both_directions_are_refused(kernel):
     ):
         found.parting()
     assert divergence_if_tested(found) is None
-    assert "part at" not in found.summary()
+    assert "first diverge" not in found.summary()
 
 
 def test_an_older_file_is_refused(tmp_path):
@@ -261,7 +261,7 @@ def test_an_older_file_is_refused(tmp_path):
     again = Comparison.load(path)
     with pytest.raises(DataError, match=r"version 0\.1 do not; compare the recordings again"):
         again.parting()
-    assert "part at" not in again.summary()
+    assert "first diverge" not in again.summary()
 
 
 def test_different_samples_are_refused():
@@ -303,8 +303,8 @@ def test_a_result_is_frozen_plain_and_equal_to_its_copy():
 def test_the_summary_says_where_they_part_only_if_they_do():
     found = shaken([1.0, 0.5], [0.0, 0.02])
     sentence = found.parting().sentence
-    assert sentence.startswith("Read from the input on, features part at r1, which lies 0.5 (0.4")
-    assert sentence.endswith(" below r0.")
+    assert sentence.startswith("Features first diverge at r1: the score drops by 0.5 from r0 (0.4")
+    assert " from r0 (" in sentence
     assert found.summary().splitlines().count(sentence) == 1
     assert "stand" not in shaken([1.0, 1.0], [0.0, 0.0]).summary()
 

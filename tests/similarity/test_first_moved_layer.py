@@ -53,8 +53,8 @@ def test_the_layer_that_was_changed_is_found(base, at, share):
     assert (found.layer, found.counterpart, found.position) == (str(at), str(at), at)
     assert found.low < found.fall < found.high
     assert found.before == (None if at == 0 else str(at - 1))
-    assert f"features part at {at}, which lies" in found.sentence
-    assert re.search(r"lies \d+\.\d \(\d+\.\d to \d+\.\d\) dB below ", found.sentence)
+    assert f"Features first diverge at {at}: the signal-to-noise" in found.sentence
+    assert re.search(r"by \d+\.\d dB.* \(\d+\.\d to \d+\.\d\)\.", found.sentence)
 
 
 def test_a_copy_that_changed_at_once_parts_at_its_first_layer(base):
@@ -64,14 +64,14 @@ def test_a_copy_that_changed_at_once_parts_at_its_first_layer(base):
             weight.copy_((weight * 64).round() / 64)
     found = rs.coordinates(base, recorded(model)).parting()
     assert found.layer == "0"
-    assert "below what rounding leaves" in found.sentence
+    assert "from what rounding allows" in found.sentence
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 3}, {"batch_size": 500}])
 def test_the_same_network_in_other_batches_parts_nowhere(base, options):
     found = rs.coordinates(base, recorded(net(), **options)).parting()
     assert not found.found
-    assert "No layer stands out" in found.sentence
+    assert "No significant drop" in found.sentence
     assert "6 dB" in found.sentence
     assert len(found.tested) == LAYERS
 

@@ -210,7 +210,7 @@ def test_each_warning_comes_once_and_names_the_kernel_that_it_is_of():
     assert len(said) == 1
     assert said[0].message.code == "unreliable-errors"
     assert said[0].filename == __file__
-    assert str(said[0].message).startswith("gradients: 1 of 1 error bars cannot be trusted")
+    assert str(said[0].message).startswith("gradients: 1 of 1 standard errors may be too small")
     note = made.notes[0]
     assert str(said[0].message) == note
     assert note.values["kernel"] == "gradients"
@@ -223,8 +223,8 @@ def test_a_warning_of_both_kernels_comes_once():
         warnings.simplefilter("always")
         found = rs.compare(*pair, unpaired=True)
     said = [str(each.message) for each in caught]
-    assert sum("saw different samples" in text for text in said) == 1
-    assert any(text.startswith("the two networks saw different samples") for text in said)
+    assert sum("used different samples" in text for text in said) == 1
+    assert any(text.startswith("the two recordings used different samples") for text in said)
     assert [note.code for note in found.notes].count("unpaired") == 1
 
 

@@ -30,7 +30,7 @@ from resemblance.similarity.pairing import (
     match_layers,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")
+pytestmark = pytest.mark.filterwarnings("ignore:.*standard errors may be too small")
 
 X = torch.randn(120, 6, generator=torch.Generator().manual_seed(0))
 SCORES = np.random.default_rng(0).uniform(size=(64, 64))

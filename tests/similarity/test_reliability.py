@@ -1,4 +1,4 @@
-"""When error bars cannot be trusted, and that a warning says so."""
+"""When standard errors may be too small, and that a warning says so."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_errors_from_small_blocks_come_with_a_warning(block, index):
     x, y = np.random.default_rng(0).normal(size=(2, 1200, 10))
     how = {"data_id": "x", "buckets": 0, "blocks": 200}
     a, b = (rs.record_arrays(v, block=block, **how) for v in (x, x + y))
-    said = f"error bars of centred scores from blocks of {block} samples are too short; record"
+    said = f"standard errors of centred scores from blocks of {block} samples are too small; record"
     with pytest.warns(ResemblanceWarning, match=said):
         rs.compare(a, b, kernel="features", index=index)
     with warnings.catch_warnings():
@@ -60,5 +60,5 @@ def test_one_of_very_few_samples_that_carries_all_is_told():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "only 5 samples")
         rs.compare(a, b, kernel="features", centre=False)
-    with pytest.warns(ResemblanceWarning, match="error bars cannot be trusted"):
+    with pytest.warns(ResemblanceWarning, match="standard errors may be too small"):
         rs.compare(*heavy, kernel="features", centre=False)

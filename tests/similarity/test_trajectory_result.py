@@ -111,18 +111,21 @@ def test_it_shows_itself_in_one_line():
 def test_a_summary_says_how_far_when_and_where():
     assert trajectory().summary().splitlines() == [
         "3 checkpoints, cka of features and gradients at 2 layers, 50 samples.",
-        "Features: first and last checkpoint are 0.635 ± 0.002 alike, mean over layers; they "
-        "change most from 0 to 10 (0.740 alike).",
-        "First settled (0.9 alike to the last checkpoint from then on): low (at 0); last: high "
-        "(not before the last).",
-        "Read from the input on, features part from those of 0 at low (10 to 200).",
-        "Gradients: first and last checkpoint are 0.635 ± 0.002 alike, mean over layers; they "
-        "change most from 0 to 10 (0.740 alike).",
-        "First settled (0.9 alike to the last checkpoint from then on): low (at 0); last: high "
-        "(not before the last).",
-        "Read from the output back, gradients part from those of 0 at high (10 to 200).",
-        "Predicted otherwise than by the last, of 50 samples: 60 ± 6 % (0), 20 ± 2 % (10).",
-        "Predicted otherwise than by the first, of 50 samples: 50 ± 5 % (10), 60 ± 6 % (200).",
+        "Features: similarity of first and last checkpoint 0.635 ± 0.002, mean over layers; "
+        "largest change from 0 to 10 (0.740).",
+        "First settled (similarity to the last checkpoint at least 0.9 from then on): low (at 0); "
+        "last: high (not before the last).",
+        "First layer at which features diverge from 0, by checkpoint: low (10 to 200).",
+        "Gradients: similarity of first and last checkpoint 0.635 ± 0.002, mean over layers; "
+        "largest change from 0 to 10 (0.740).",
+        "First settled (similarity to the last checkpoint at least 0.9 from then on): low (at 0); "
+        "last: high (not before the last).",
+        "First layer at which gradients diverge from 0, going back from the output, by checkpoint: "
+        "high (10 to 200).",
+        "Predictions that differ from the last checkpoint's, of 50 samples: 60 ± 6 % (0), "
+        "20 ± 2 % (10).",
+        "Predictions that differ from the first checkpoint's, of 50 samples: 50 ± 5 % (10), "
+        "60 ± 6 % (200).",
     ]
 
 
@@ -132,8 +135,8 @@ def alone(**changes):
 
 def test_layers_that_settle_together_or_not_at_all():
     scores = course().scores
-    assert "All layers are settled (0.9 alike to the last" in alone(scores=scores[[0, 0]])
-    assert "No layer is settled (0.9 alike to the last" in alone(scores=scores[[1, 1]])
+    assert "All layers are settled (similarity to the last" in alone(scores=scores[[0, 0]])
+    assert "No layer is settled (similarity to the last" in alone(scores=scores[[1, 1]])
     later = scores.copy()
     later[1, 1, 2] = later[1, 2, 1] = 0.95
     assert "low (at 0); last: high (at 10)." in alone(scores=later)
@@ -144,10 +147,10 @@ def test_copies_that_part_nowhere_and_then_somewhere():
     scores[:, 0, 1] = 1
     replicates[..., 1] = 1
     said = alone(scores=scores, replicates=replicates)
-    assert "features part from those of 0 nowhere (10), then at low (200)." in said
+    assert "features diverge from 0, by checkpoint: none (10); low (200)." in said
     same = alone(scores=np.ones((2, 3, 3)), replicates=np.ones((16, 2, 3)))
-    assert "part from" not in same
-    assert "1.000 ± 0.000 alike" in same
+    assert "diverge from" not in same
+    assert "1.000 ± 0.000, mean over layers" in same
 
 
 def test_what_is_not_known_is_left_out_or_said():
@@ -156,9 +159,9 @@ def test_what_is_not_known_is_left_out_or_said():
     assert "Features: no layer has a score at the first and the last checkpoint." in said
     middle = course().scores.copy()
     middle[:, 1] = middle[:, :, 1] = np.nan  # of one checkpoint nothing is known
-    assert "change most" not in alone(scores=middle)
+    assert "largest change" not in alone(scores=middle)
     one_group = alone(replicates=np.ones((1, 2, 3)))
-    assert "are 0.635 alike, mean over layers" in one_group
+    assert "last checkpoint 0.635, mean over layers" in one_group
     assert "Note: why." in trajectory(notes=("why",)).summary()
 
 

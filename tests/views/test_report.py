@@ -282,7 +282,7 @@ def test_a_pair_without_gradients_is_left_blank_with_the_reason(reps: list[Repre
 
 def test_unpaired_networks_are_said_to_be(reps: list[Representation]) -> None:
     other = made("elsewhere", seed=5, samples=80, data_id="other")
-    with pytest.warns(ResemblanceWarning, match="saw different samples") as caught:
+    with pytest.warns(ResemblanceWarning, match="used different samples") as caught:
         content = contents([reps[0], other])
     assert len(caught) == 1  # though every comparison says so
     assert content["unpaired"]
@@ -590,7 +590,7 @@ def test_error_bars_that_cannot_be_trusted_are_marked_and_warned_of_once(
         record_arrays(f, {"a": g["a"] * heavy}, data_id="probe", name=f"net{i}", buckets=0)
         for i, (f, g) in enumerate(drawn)
     ]
-    with pytest.warns(ResemblanceWarning, match="error bars cannot be trusted") as caught:
+    with pytest.warns(ResemblanceWarning, match="standard errors may be too small") as caught:
         path = report(reps, tmp_path / "report.html")
     assert len(caught) == 1
     assert "in 12 of 36 comparisons" in str(caught[0].message)  # gradients and product, two indices

@@ -339,7 +339,7 @@ def by_itself(query, other, kernel):
     return mean, error, *chance, are_unreliable(query, found).diagonal().any()
 
 
-@pytest.mark.filterwarnings("ignore:.*error bars cannot be trusted")
+@pytest.mark.filterwarnings("ignore:.*standard errors may be too small")
 @pytest.mark.parametrize("which", SETS)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_scores_are_those_of_compare(which, kernel, monkeypatch):

@@ -403,7 +403,7 @@ def adaptation(
 
 
 def _warn_if_few_effective(n_eff: np.ndarray, rep: Representation) -> None:
-    """Say where error bars cannot be trusted, as `compare` does."""
+    """Say where standard errors may be too small, as `compare` does."""
     at = np.flatnonzero(n_eff < min_effective_samples(rep, rep.samples // rep.settings.tokens))
     if len(at):
         worst = int(at[n_eff[at].argmin()])

@@ -179,7 +179,7 @@ def _table_legend(of: Comparison, layout: TableLayout) -> Iterator[str]:
     if any(_is_at_chance(one).any() for one in of.parts):
         yield f"{_CHANCE_MARK} no higher than chance (its 95 % level)."
     if of.coordinates and of.coordinates.shared:
-        yield "dB, cosine: of features, in the coordinates that both share."
+        yield "dB, cosine: drift of features, as signal-to-noise ratio and as cosine."
 
 
 def _chance_range(one: KernelComparison) -> str:

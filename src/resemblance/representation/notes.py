@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 MIN_SAMPLES = 50  # samples, or sequences, below which results come with a warning
 _UNRELIABLE = (
-    "carried by the equivalent of {n_eff:.0f} {unit} (n_eff) of the {samples:,} in them. Record "
-    "more {unit}, or gradients with another beta, which sets how unequal samples are"
+    "The effective sample size (n_eff) is {n_eff:.0f} of {samples:,} {unit}: a few of them "
+    "dominate. Record more {unit}"
 )
-_GRADIENTS_BETA = ", or gradients with another beta, which sets how unequal samples are"
+_SMALLER_BETA = ", or gradients with a smaller `beta`"
 
 
 def _few_samples(samples: int, unit: str) -> str:
@@ -33,16 +33,17 @@ def _few_samples(samples: int, unit: str) -> str:
 def _unreliable_layers(kernel: str, layers: list[str], compared: int) -> str:
     few = ", ".join(map(repr, layers[:3])) + (", …" if len(layers) > 3 else "")
     return (
-        f"some error bars cannot be trusted, of {kernel} at {len(layers)} of {compared} layers "
-        f"({few}): too few samples carry their kernels; record more samples"
-        f"{_GRADIENTS_BETA if kernel == 'gradients' else ''}"
+        f"some standard errors may be too small, of {kernel} at {len(layers)} of {compared} layers "
+        f"({few}): a few samples dominate there (n_eff). Record more samples"
+        f"{_SMALLER_BETA if kernel == 'gradients' else ''}"
     )
 
 
 def _unreliable_networks(models: list[str], **carried: Any) -> str:
     some = ", ".join(map(repr, models[:3])) + (", …" if len(models) > 3 else "")
     return (
-        f"some error bars cannot be trusted: kernels of {some} are {_UNRELIABLE.format(**carried)}"
+        f"some standard errors may be too small, of scores of {some}. "
+        f"{_UNRELIABLE.format(**carried)}{_SMALLER_BETA}"
     )
 
 
@@ -57,14 +58,13 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
         "{unit}, and repeated ones make them too narrow"
     ),
     "unpaired": (
-        "the two networks saw different samples, which are paired by position alone: such scores "
-        "mean little in theory. No labels are needed, so record both on one shared set of samples "
-        "instead"
+        "the two recordings used different samples, which are paired by position only, so these "
+        "scores have little meaning. Record both networks on the same samples (no labels needed)"
     ),
     "unpaired-names": (
-        "the samples of the two networks go by different names (`data_id` {a!r} and {b!r}) and "
-        "count as different, though they hold the same; record both under one `data_id`, or under "
-        "none"
+        "the two recordings have different names for their samples (`data_id` {a!r} and {b!r}) and "
+        "count as different, although the samples are identical. Use the same `data_id` for both, "
+        "or none"
     ),
     # scores and standard errors
     "constant-layer": (
@@ -72,44 +72,43 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
         "undefined"
     ),
     "unreliable-errors": (
-        "{count} of {scores} error bars cannot be trusted: their kernels are " + _UNRELIABLE
+        "{count} of {scores} standard errors may be too small. " + _UNRELIABLE + _SMALLER_BETA
     ),
     "unreliable-layers": _unreliable_layers,
     "unreliable-networks": _unreliable_networks,
     "unreliable-adaptation": (
-        "few samples carry the kernel at {count} of {layers} layers (about {n_eff:.0f} of "
-        "{samples:,} at {layer!r}): error bars are too narrow to be trusted there; record more "
-        "samples, or with another beta"
+        "standard errors may be too small at {count} of {layers} layers. The effective sample size "
+        "(n_eff) is {n_eff:.0f} of {samples:,} at {layer!r}: a few samples dominate. Record more "
+        "samples, or use a smaller `beta`"
     ),
     "small-blocks": (
-        "error bars of centred scores from blocks of {block} samples are too short; record with "
-        "{enough} samples in a block, or more"
+        "standard errors of centred scores from blocks of {block} samples are too small; record "
+        "with at least {enough} samples in a block"
     ),
     "no-errors": "no standard error: {index!r} was registered without a jackknife",
     # estimators
     "by-keys": (
-        "taken from buckets, in which samples are paired by their keys: both networks saw the same "
-        "ones, but in another order, so that their blocks are of different ones"
+        "estimated from buckets, which pair samples by their keys: both recordings used the same "
+        "samples in a different order, so their blocks hold different ones"
     ),
     "from-buckets": (
-        "taken from buckets, which hold all samples: few carry these kernels, and most of those "
-        "lie outside of the blocks"
+        "estimated from buckets, which hold all samples: a few samples dominate these kernels, and "
+        "most of those are outside the blocks"
     ),
     "tokens-in-buckets": (
-        "buckets take tokens for independent samples: standard errors leave out that those of one "
-        "sequence are not, and are too small"
+        "standard errors are too small: buckets treat the tokens of a sequence as independent"
     ),
     "product-of-buckets": (
-        "the product of bucket kernels is not a sketch of the product kernel (different samples of "
-        "a bucket meet in it): compare such scores only with each other"
+        "the product of bucket kernels is not a sketch of the product kernel, because it mixes the "
+        "samples of a bucket; compare such scores only with each other"
     ),
     "transport-floor": "transport inverts K_f on eigenvalues above {floor:g} of their mean",
     "mean-of-blocks": "{index} is the mean over blocks of samples",
     # layers and kernels that are not compared
     "no-gradients": "gradients are not compared: {reason}",
     "no-predictions": "predictions are not compared: {reason}",
-    "other-gradients": "gradients are left out: {difference}",
-    "matched-by-similarity": "layers were matched by similarity, which flatters scores",
+    "other-gradients": "gradients are not compared: {difference}",
+    "matched-by-similarity": "layers were matched by similarity, which raises scores",
     "zero-layers": "layers of {model} that are zero have no decibels: {layers}",
     "ignored-layers": "layers of {model} without a counterpart are ignored: {layers}",
     "extra-layers": "layers of {model} without a counterpart are not judged: {layers}",
@@ -120,12 +119,15 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
         "correlation with fine-tuned accuracy was 0.42 on one collection of networks and -0.02 on "
         "another. Pass labels; a few hundred are enough (docs/recommend.md)."
     ),
-    "no-first-look": ("No candidate is linked to a recording of its training data: no first look."),
-    "no-reference": (
-        "{linked} of {candidates} candidates are linked to a recording of their training data; "
-        "pass `reference` to set them in order before any is run."
+    "no-first-look": (
+        "No candidate is linked to a recording of its training data, so they were run in the order "
+        "in which they were passed."
     ),
-    "first-look": "A first look set {ordered} of {candidates} candidates in order{rest}.",
+    "no-reference": (
+        "{linked} of {candidates} candidates are linked to a recording of their training data. "
+        "Pass `reference` to rank them before any is run."
+    ),
+    "first-look": "{ordered} of {candidates} candidates were ranked before they were run{rest}.",
 }
 
 

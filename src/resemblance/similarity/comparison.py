@@ -393,13 +393,13 @@ class KernelComparison(Comparison):
             )
             lines.append(
                 f"Mean over layers matched by {self.matched_by} {_score_with_error(*self.mean())}"
-                f"{without}; most alike at {most}, least at {least}."
+                f"{without}; highest at {most}, lowest at {least}."
             )
             if chance is not None:
                 lines.append(
-                    f"Unrelated samples would score {np.nanmean(chance[0]):.3f} on average; "
-                    f"{(value > chance[1]).sum()} of {len(there)} layers lie above the 95 % level "
-                    "of chance."
+                    f"Samples paired at random would score {np.nanmean(chance[0]):.3f} on average; "
+                    f"{(value > chance[1]).sum()} of {len(there)} layers are above the chance "
+                    "level (95 %)."
                 )
             if (tested := divergence_if_tested(self)) and tested.found:
                 lines.append(tested.sentence)

@@ -44,7 +44,6 @@ _IDENTICAL = 1e-9  # 1 less a score: what float32 and packing leave of a layer a
 _AFTER_IDENTICAL = 1e-4  # of `MIN_DROPS`
 
 Direction = Literal["from the input on", "from the output back"]
-_ENDS: dict[Direction, str] = {"from the input on": "input", "from the output back": "output"}
 
 
 @dataclass(frozen=True)
@@ -99,15 +98,18 @@ class LayerDivergence:
         if self.layer is None:
             least = max(fall.least for fall in self.tested)
             return (
-                f"No layer stands out: read {self.direction}, none of {len(self.tested)} has "
-                f"{self.kernel} that fall by more than {least:g}{unit} beyond chance."
+                f"No significant drop of {self.kernel} at any of {len(self.tested)} layers (more "
+                f"than {least:g}{unit})."
             )
-        start = "what rounding leaves" if unit else f"1, the score at the {_ENDS[self.direction]}"
-        since = start if self.before is None else printable(self.before)
+        what = "the signal-to-noise ratio" if unit else "the score"
+        start = " from what rounding allows" if unit else ""
+        since = start if self.before is None else f" from {printable(self.before)}"
         form = ".1f" if unit else ".2g"
+        first = f"{self.kernel} first diverge at {printable(self.layer)}"
+        first = f"Going back from the output, {first}" if self.kernel == "gradients" else first
         return (
-            f"Read {self.direction}, {self.kernel} part at {printable(self.layer)}, which lies "
-            f"{self.fall:{form}} ({self.low:{form}} to {self.high:{form}}){unit} below {since}."
+            f"{first[0].upper()}{first[1:]}: {what} drops by {self.fall:{form}}{unit}{since} "
+            f"({self.low:{form}} to {self.high:{form}})."
         )
 
 
@@ -162,8 +164,8 @@ def _checked_replicates(of: KernelComparison) -> np.ndarray:  # (groups, rows)
         )
     if not of.paired:
         raise DataError(
-            "the two networks saw different samples, so they part before the first layer; record "
-            "both on the same samples"
+            "the two recordings used different samples, so they differ before the first layer; "
+            "record both networks on the same samples"
         )
     if of.replicates is None:
         raise DataError(

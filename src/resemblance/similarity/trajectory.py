@@ -308,11 +308,11 @@ def _first_last_sentence(of: Trajectory, course: KernelTrajectory) -> str:
     if np.isnan(value):
         return f"{what}: no layer has a score at the first and the last checkpoint."
     bar = "" if np.isnan(error) else f" ± {error:.3f}"
-    out = f"{what}: first and last checkpoint are {value:.3f}{bar} alike, mean over layers"
+    out = f"{what}: similarity of first and last checkpoint {value:.3f}{bar}, mean over layers"
     if len(means) > 1 and not np.isnan(means).all():
         at = int(np.nanargmin(means))
-        out += f"; they change most from {_step_name(of, at)} to {_step_name(of, at + 1)}"
-        out += f" ({means[at]:.3f} alike)"
+        out += f"; largest change from {_step_name(of, at)} to {_step_name(of, at + 1)}"
+        out += f" ({means[at]:.3f})"
     return f"{out}."
 
 
@@ -324,7 +324,7 @@ def _settling_sentence(of: Trajectory, course: KernelTrajectory) -> str:
         if at is not None:
             layers.setdefault(at, []).append(name)
     before = sorted(at for at in layers if at < end)
-    what = f"settled ({SETTLED:g} alike to the last checkpoint from then on)"
+    what = f"settled (similarity to the last checkpoint at least {SETTLED:g} from then on)"
     if not before:
         return f"No layer is {what} before the last."
     first, last = (
@@ -338,19 +338,20 @@ def _settling_sentence(of: Trajectory, course: KernelTrajectory) -> str:
 
 
 def _divergence_sentences(of: Trajectory, course: KernelTrajectory) -> list[str]:
-    """Where checkpoints part from the first, those of one layer together."""
+    """Where checkpoints first diverge from the first one, grouped by layer."""
     found = of.partings(course)
     if not any(each.found for each in found):
         return []
     told = []
     for layer, run in itertools.groupby(range(len(found)), lambda at: found[at].layer):
         at = [i + 1 for i in run]
-        where = "nowhere" if layer is None else f"at {printable(layer)}"
+        where = "none" if layer is None else printable(layer)
         ends = " to ".join(dict.fromkeys(_step_name(of, i) for i in (at[0], at[-1])))
         told.append(f"{where} ({ends})")
+    back = " going back from the output," if course.kernel == "gradients" else ""
     return [
-        f"Read {found[0].direction}, {course.kernel} part from those of {_step_name(of, 0)} "
-        f"{', then '.join(told)}."
+        f"First layer at which {course.kernel} diverge from {_step_name(of, 0)},{back} by "
+        f"checkpoint: {'; '.join(told)}."
     ]
 
 
@@ -369,8 +370,8 @@ def _prediction_sentences(of: Trajectory) -> list[str]:
                 f"{100 * share[i]:.3g} ± {100 * error[i]:.2g} % ({_step_name(of, i)})" for i in some
             )
             lines.append(
-                f"Predicted otherwise than by the {word}, of {told.samples:,} {what}: "
-                f"{', '.join(numbers)}."
+                f"Predictions that differ from the {word} checkpoint's, of {told.samples:,} "
+                f"{what}: {', '.join(numbers)}."
             )
     return [*lines, *told.missing]
 

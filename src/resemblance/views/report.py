@@ -201,8 +201,8 @@ def _warn_once(caught: Iterable[warnings.WarningMessage], comparisons: int) -> N
     if any(number):
         text = (
             f"in {number[0]} of {comparisons} comparisons and {number[1]} curves of adaptation "
-            "some error bars cannot be trusted: too few samples carry a layer's kernel (n_eff). "
-            "The page marks those of comparisons; record more samples"
+            "some standard errors may be too small: a few samples dominate a layer (n_eff). The "
+            "page marks those of comparisons; record more samples"
         )
         told[text, ResemblanceWarning] = None
     for message, category in told:
