@@ -83,7 +83,7 @@ def test_rotating_scaling_and_permuting_features_changes_no_score(seed, scale):
 
 def test_unpaired_data_go_to_buckets_with_one_warning_in_words():
     a, b = recorded(0), recorded(1, n=120, data_id="other")
-    with pytest.warns(ResemblanceWarning, match="record both on one shared set") as caught:
+    with pytest.warns(ResemblanceWarning, match="Record both networks on the same") as caught:
         found = rs.compare(a, b, kernel="features", unpaired=True)
     assert len(caught) == 1
     assert caught[0].filename == __file__  # the caller's line, not the library's
@@ -92,7 +92,7 @@ def test_unpaired_data_go_to_buckets_with_one_warning_in_words():
     assert found.chance is None
     assert found.samples == (160, 120)
     assert "160 and 120 unpaired samples" in found.heading
-    assert "paired by position alone" in found.summary()
+    assert "paired by position only" in found.summary()
 
 
 def test_different_samples_are_refused_and_both_data_named():
