@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import resemblance as rs
+import small
 from resemblance.cli import main as entry
 from resemblance.cli.main import main
 from resemblance.errors import ResemblanceWarning
@@ -31,6 +33,29 @@ def test_version_and_help_answer_without_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Compare two networks" in done.stdout
+
+
+ON_FILES = """
+import sys
+from resemblance.cli.main import main
+
+try:
+    main(sys.argv[1:])
+finally:
+    assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("command", [["info", "net.rsm"], ["zoo", "list", "zoo"]], ids=" ".join)
+def test_commands_that_compute_nothing_do_not_wait_for_torch(command, tmp_path):
+    rep = small.record()
+    rep.save(tmp_path / "net.rsm")
+    with rs.Zoo(tmp_path / "zoo") as zoo:
+        zoo.add(rep)
+    words = [sys.executable, "-c", ON_FILES, *command]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert rep.name in done.stdout
 
 
 def test_a_missing_file(refused):

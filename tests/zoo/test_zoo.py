@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import resemblance as rs
 import small
 from resemblance.errors import DataError, LayerError, MismatchError, ResemblanceWarning
-from resemblance.zoo import folder_store
+from resemblance.zoo import signature
 from resemblance.zoo.entry import content_hash
 from resemblance.zoo.signature import signatures
 from zoo_workers import STORES, adds_until_killed, context, tiny, writes
@@ -218,7 +218,7 @@ def test_export_writes_plain_files(zoo, tmp_path):
 
 
 def test_signatures_come_in_blocks_each_entry_once(zoo, monkeypatch):
-    monkeypatch.setattr(folder_store, "AT_ONCE", 2)
+    monkeypatch.setattr(signature, "AT_ONCE", 2)
     ids = [entry.id for entry in zoo.add_all(POOL)]
     group = zoo.entry(ids[0]).group
     for among in (None, ids[1:4], ids[:1], []):

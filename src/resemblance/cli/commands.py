@@ -368,9 +368,9 @@ def _recorded_arrays(arrays: Path, given: dict[str, Any], name: str) -> Represen
 def _report_recording(rep: Representation, out: Path, json_file: str | None) -> None:
     """Save a recording and say so."""
     rep.save(out)
-    if not output.write_json(json_file, output.file_facts(rep, out)):
+    if not output.write_json(json_file, output.file_facts(out)):
         skipped = f" ({rep.data.skipped} skipped)" if rep.data.skipped else ""
-        part = "" if rep.complete else f", {output.describe_shards(rep)}"
+        part = "" if rep.complete else f", {output.describe_shards(rep.data.shards)}"
         output.print_line(
             f"{out}: {rep.name}, {len(rep)} layers, {rep.samples:,} {rep.settings.unit}s{skipped}"
             f"{part}, {out.stat().st_size / 1e6:.1f} MB"
@@ -387,8 +387,8 @@ def merge(
     check_outputs(out, json_file, read=files)
     rep = rs.merge(rs.load(file) for file in files)
     rep.save(out)
-    if not output.write_json(json_file, output.file_facts(rep, out)):
-        part = "" if rep.complete else f"; {output.describe_shards(rep)}"
+    if not output.write_json(json_file, output.file_facts(out)):
+        part = "" if rep.complete else f"; {output.describe_shards(rep.data.shards)}"
         output.print_line(f"{out}: {rep.name}, {rep.samples:,} {rep.settings.unit}s{part}")
 
 
@@ -504,7 +504,7 @@ def report(
 def info(files: Files, json_file: Json = None) -> None:
     """Say what recorded files hold and where it came from."""
     check_outputs(json_file, read=files)
-    found = [output.file_facts(rs.load(file), file) for file in files]
+    found = [output.file_facts(file) for file in files]
     if not output.write_json(json_file, found):
         for i, about in enumerate(found):
             output.show_file(about, after=i > 0)

@@ -21,7 +21,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,6 @@ from .options import cli_options_in
 
 if TYPE_CHECKING:
     from ..gate.copies import Copies
-    from ..representation.representation import Representation
 
 
 STANDARD_OUTPUT = ("-", "/dev/stdout")
@@ -323,10 +322,9 @@ def show_file(about: Mapping[str, Any], *, after: bool = False) -> None:
     print_table(("layer", "shape", "width", "holds"), layers)
 
 
-def describe_shards(rep: Representation) -> str:
+def describe_shards(shards: Sequence[Sequence[int]]) -> str:  # of (i, n)
     """Which shards of the data are in, and which are missing, in words."""
-    count = rep.data.shards[0][1]
-    there = {i for i, _ in rep.data.shards}
+    count, there = shards[0][1], {i for i, _ in shards}
     missing = (str(i) for i in range(count) if i not in there)  # as many as a file says
     several, more = list(itertools.islice(missing, _MAX_NAMED)), count - len(there) - _MAX_NAMED
     if more > 0:
@@ -334,37 +332,56 @@ def describe_shards(rep: Representation) -> str:
     return f"{len(there)} of {count} shards, missing {', '.join(several)}"
 
 
-def file_facts(rep: Representation, path: Path) -> dict[str, Any]:
+_MADE_FACTS = ("dtype", "autocast", "device", "torch", "resemblance", "date", "logits")
+
+
+def file_facts(path: Path) -> dict[str, Any]:
     """What a file holds, as JSON can hold it."""
-    settings, data, outputs = rep.settings, rep.data, rep.outputs
-    predicted = "labels" if outputs and outputs.multi_label else "classes"
+    from ..representation.file_header import read_file_header
+    from ..representation.schema import predicted_labels, recorded_kinds
+
+    header = read_file_header(path)
+    about, tensors = header.content, header.tensors
+    settings, data, model, layers = (about[key] for key in ("settings", "data", "model", "layers"))
+    unit, whole = settings.get("unit", "sample"), "{}.features.whole.triangle"
+    labels, classes, shards = predicted_labels(about), about.get("classes"), data["shards"]
+    predicted = f"of {labels:,} labels" if labels else None
+    predicted = f"of {classes:,} classes" if classes else predicted
     return {
         "file": str(path),
         "megabytes": round(path.stat().st_size / 1e6, 3),
-        "model": rep.name,
-        "model fingerprint": rep.model.fingerprint,
-        "all weights": rep.model.weights,
-        "address": rep.model.address,
-        "tokenizer": rep.model.tokenizer,
-        "parameters": rep.model.parameters,
-        "samples": rep.samples,
-        "skipped": data.skipped,
-        "data fingerprint": data.fingerprint,
-        "content": data.content,
-        "order": data.order,
-        **({} if rep.complete else {"shards": describe_shards(rep)}),
-        "blocks": f"{len(rep.block_sizes)} of {settings.block} samples",
-        "kernels kept whole": f"{sum(x.features.whole is not None for x in rep)} of {len(rep)}",
-        **{k: getattr(settings, k) for k in ("unit", "tokens") if settings.unit == "token"},
-        **{k: getattr(settings, k) for k in ("buckets", "seed", "pool", "target", "beta")},
-        **asdict(rep.made),
-        "outputs": f"of {outputs.classes:,} {predicted}" if outputs else None,
-        "accumulators": "kept" if rep.mergeable else None,
-        "lacks": ", ".join(rep.lacks) or None,
+        "model": model["name"],
+        "model fingerprint": model["fingerprint"],
+        "all weights": model.get("weights"),
+        "address": model.get("address"),
+        "tokenizer": model.get("tokenizer"),
+        "parameters": model["parameters"],
+        "samples": about["samples"],
+        "skipped": data["skipped"],
+        "data fingerprint": data["fingerprint"],
+        "content": data.get("content"),
+        "order": data["order"],
+        **({} if len(shards) == shards[0][1] else {"shards": describe_shards(shards)}),
+        "blocks": f"{len(about['block_sizes'])} of {settings['block']} samples",
+        "kernels kept whole": f"{sum(whole.format(i) in tensors for i in range(len(layers)))} of "
+        f"{len(layers)}",
+        **({"unit": unit, "tokens": settings["tokens"]} if unit == "token" else {}),
+        **{key: settings[key] for key in ("buckets", "seed", "pool", "target", "beta")},
+        **{key: about["made"].get(key) for key in _MADE_FACTS},
+        "outputs": predicted,
+        "accumulators": "kept" if "0.features.sums" in tensors else None,
+        "lacks": ", ".join(header.lacks) or None,
         "layers": [
-            {name: getattr(layer, name) for name in ("name", "shape", "dim", "folded", "kinds")}
-            | {"shape": layer.shape_in_network}
-            for layer in rep
+            {
+                "name": layer["name"],
+                "shape": layer["shape"][1:] + layer["shape"][:1]
+                if layer.get("channels_last")
+                else layer["shape"],
+                "dim": layer["dim"],
+                "folded": layer["folded"],
+                "kinds": recorded_kinds(layer),
+            }
+            for layer in layers
         ],
     }
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from .._utils.validation import is_integer
 from ..errors import FormatError, LayerError, close_matches
 from . import schema, tensor_file
+from .file_header import check_header, invalid_file_error, refuse_checkpoint
 from .layer import Blocks, Buckets, Layer, Products, Recorded, Sketch, Whole
 from .outputs import Outputs
 from .representation import DataInfo, Made, ModelInfo, Representation, Settings, TokenRows
@@ -93,11 +94,7 @@ def load(
             pass that has not finished.
     """
     found, checkpoint = load_with_checkpoint(path, layers=layers)
-    if checkpoint is not None:
-        raise FormatError(
-            f"{path} is the checkpoint of a pass that has not come to its end; start the pass "
-            "again with the same checkpoint, and it goes on"
-        )
+    refuse_checkpoint(path, checkpoint)
     return found
 
 
@@ -108,11 +105,7 @@ def load_with_checkpoint(
     chosen: list[int] = []
 
     def groups(header: Mapping[str, Any], present: Collection[str]) -> list[str]:
-        try:
-            schema.check_header(header)
-            schema.check_groups(header, present)
-        except FormatError as error:
-            raise _invalid_file_error(path, header, error) from error
+        check_header(path, header, present)
         chosen.extend(layer_positions([layer["name"] for layer in header["layers"]], layers))
         return ["", "rows", "outputs", *map(str, chosen)]
 
@@ -120,7 +113,7 @@ def load_with_checkpoint(
     try:
         schema.check_tensors(header, tensors, chosen)
     except FormatError as error:
-        raise _invalid_file_error(path, header, error) from error
+        raise invalid_file_error(path, header, error) from error
     data = {**header["data"], "shards": tuple((i, n) for i, n in header["data"]["shards"])}
     blocks = {key: header.get(key) for key in _BLOCK_FIELDS}
     sizes = tuple(header["block_sizes"])
@@ -159,12 +152,6 @@ def layer_positions(names: Sequence[str], layers: Sequence[str | int] | None) ->
     if not out:
         raise LayerError("expected names or numbers of layers, found none; None reads them all")
     return sorted(out)
-
-
-def _invalid_file_error(path: object, header: Mapping[str, Any], error: FormatError) -> FormatError:
-    if "task2vec" in header:
-        return FormatError(f"{path} holds a TaskEmbedding; read it with TaskEmbedding.load")
-    return FormatError(f"{path} is not a valid Representation: {error}; record it again")
 
 
 def _from_known_keys(kind: type[T], values: Mapping[str, Any]) -> T:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -20,10 +20,10 @@ from torch import Tensor
 from .._ops import packing
 from .._utils.equality import by_content
 from ..errors import DataError, MismatchError
+from .schema import KINDS as KINDS
+from .schema import Kind as Kind
 
-Kind = Literal["features", "gradients", "elementwise"]
 NORMS_KEPT = 65_536  # squared norms of single samples: those of the first places of the order
-KINDS: tuple[Kind, ...] = ("features", "gradients", "elementwise")
 _OPTION_TO_RECORD = {
     "features": "features",
     "gradients": "`gradients=True` (the default)",

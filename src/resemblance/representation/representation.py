@@ -28,6 +28,7 @@ from .._ops.devices import require_cpu_default_device
 from .._utils.equality import by_content
 from .._utils.validation import is_integer
 from ..errors import DataError, LayerError, close_matches
+from .file_header import missing_parts
 from .layer import Layer
 from .notes import MIN_SAMPLES, Note, make_note
 from .outputs import Outputs
@@ -230,17 +231,15 @@ class Representation:
     @property
     def lacks(self) -> list[str]:
         """What a recording made today holds and this one, from an older file, does not."""
-        features, data = self.layers[0].features, self.data
-        parts = {
-            "squared norms of samples": features.norms,
-            "sketches in coordinates": features.sketch,
-            "hashes of blocks": self.block_hashes,
-            "a hash of what samples hold": data.content,
-            "a hash of all weights": self.model.weights or self.model.fingerprint is None or None,
-            # which may be left out today, too
-            "what the network predicted": self.outputs if features.norms is None else True,
-        }
-        return [name for name, part in parts.items() if part is None]
+        features = self.layers[0].features
+        return missing_parts(
+            norms=features.norms is not None,
+            sketch=features.sketch is not None,
+            blocks=self.block_hashes is not None,
+            content=self.data.content is not None,
+            weights=bool(self.model.weights) or self.model.fingerprint is None,
+            outputs=self.outputs is not None,
+        )
 
     def without_sums(self) -> Representation:
         """The same without its accumulators: all that comparison needs.

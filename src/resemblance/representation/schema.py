@@ -2,7 +2,8 @@
 
 A checksum shows that a file is as it was written; the rules here show that a Representation can be
 built from it. Unknown keys, which a later version may add, are ignored only where that is safe: in
-the provenance. Result files and checkpoints use the same kind of rules.
+the provenance. Result files and checkpoints use the same kind of rules. A header is validated
+without torch.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import torch
-from torch import Tensor
-
-from .._ops.fold import fold_shape
 from ..errors import FormatError
-from .layer import KINDS, NORMS_KEPT, Kind
-from .outputs import CLASS_GROUPS, MAX_FULL_CLASSES, MAX_LABELS, TOP_CLASSES
-from .tensor_file import DTYPE_NAMES
+from .tensor_file import dtype_name
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    TensorSpec = tuple[torch.dtype, tuple[int, ...]]
+
+Kind = Literal["features", "gradients", "elementwise"]
+KINDS: tuple[Kind, ...] = ("features", "gradients", "elementwise")
 
 
 class Rule(NamedTuple):
@@ -111,10 +115,18 @@ _TOP_LEVEL_RULES = {
     "classes": optional(or_null(whole("from 2 up", 2))),
     "layers": list_of(MAPPING, 1),
 }
-_MULTI_LABEL_RULES = {  # in format 3, the files of multi-label networks
-    "classes": Rule("null", lambda x: x is None),
-    "labels": whole(f"from 1 to {MAX_LABELS}", 1, MAX_LABELS + 1),
-}
+
+
+def _multi_label_rules() -> dict[str, Rule]:
+    """In format 3, the files of multi-label networks."""
+    from .outputs import MAX_LABELS
+
+    return {
+        "classes": Rule("null", lambda x: x is None),
+        "labels": whole(f"from 1 to {MAX_LABELS}", 1, MAX_LABELS + 1),
+    }
+
+
 _SETTINGS_RULES = {
     "seed": whole("below 2⁶⁴", below=2**64),
     "buckets": COUNT,
@@ -175,7 +187,7 @@ def check_header(header: Mapping[str, Any]) -> None:
     """An error that names the first key of a header which is not what it must be."""
     check_part("", header, _TOP_LEVEL_RULES)
     if header["format"] == 3:
-        check_part("", header, _MULTI_LABEL_RULES)
+        check_part("", header, _multi_label_rules())
     check_part("settings", header["settings"], _SETTINGS_RULES, closed=True)
     for part, rules in _PROVENANCE_RULES.items():
         check_part(part, header[part], rules)
@@ -289,9 +301,6 @@ def _raise_unknown(what: str, names: Collection[str]) -> None:
         raise FormatError(f"{what} that this version does not know: {reprlib.repr(sorted(names))}")
 
 
-TensorSpec = tuple[torch.dtype, tuple[int, ...]]
-
-
 def check_tensors(
     header: Mapping[str, Any], tensors: Mapping[str, Tensor], layers: Sequence[int]
 ) -> None:
@@ -305,9 +314,9 @@ def check_tensors(
             raise FormatError(f"tensor {name} is missing")
         x = tensors[name]
         if x.dtype != dtype or tuple(x.shape) != shape:
-            found = DTYPE_NAMES.get(x.dtype, str(x.dtype).removeprefix("torch."))
+            found = dtype_name(x.dtype) or str(x.dtype).removeprefix("torch.")
             raise FormatError(
-                f"tensor {name} must be {DTYPE_NAMES[dtype]} {list(shape)}, found "
+                f"tensor {name} must be {dtype_name(dtype)} {list(shape)}, found "
                 f"{found} {list(x.shape)}"
             )
         if not _has_valid_values(name, x):
@@ -332,6 +341,10 @@ def _shared_specs(
     header: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> dict[str, TensorSpec]:
     """The tensors that layers share: signs, which tokens rows are, and what was predicted."""
+    import torch
+
+    from .outputs import CLASS_GROUPS, MAX_FULL_CLASSES, TOP_CLASSES
+
     settings, rows = header["settings"], sum(header["block_sizes"])
     classes, labels = header.get("classes"), predicted_labels(header)
     out: dict[str, TensorSpec] = {}
@@ -362,6 +375,11 @@ def _kind_specs(
     header: Mapping[str, Any], i: int, kind: Kind, tensors: Mapping[str, Tensor]
 ) -> dict[str, TensorSpec]:
     """The tensors that one kind of a layer must have, those that are optional if they are here."""
+    import torch
+
+    from .._ops.fold import fold_shape
+    from .layer import NORMS_KEPT
+
     settings, layer, prefix = header["settings"], header["layers"][i], f"{i}.{kind}."
     sizes, size, m = header["block_sizes"], settings["block"], settings["buckets"]
     out: dict[str, TensorSpec] = {}
@@ -394,6 +412,8 @@ def _agreements(
     header: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, bool | Tensor]]:
     """What tensors must fulfil beside each other and the header, in words, and whether they do."""
+    import torch
+
     block, sizes = header["settings"]["block"], header["block_sizes"]
     inside = torch.arange(block) < torch.tensor(sizes, dtype=torch.int64)[:, None]
     short = [(i, n) for i, n in enumerate(sizes) if n < block]
@@ -428,6 +448,8 @@ def _agreements(
 
 def _has_valid_values(name: str, x: Tensor) -> bool:
     """Finite numbers, squares not below zero, correlations within ±1; NaN for a norm not known."""
+    import torch
+
     if x.dtype == torch.int16:
         return not bool((x == -(2**15)).any())
     if x.dtype == torch.uint8:  # three bytes, lowest first

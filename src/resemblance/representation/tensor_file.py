@@ -3,7 +3,7 @@
 docs/format.md specifies the format byte by byte. The header has a checksum of its own and stores
 one checksum per group of tensors (one group per layer, and those that layers share), so that groups
 can be read one at a time. Nothing in a file is ever executed. Representations and task embeddings
-are both stored this way.
+are both stored this way. What a file says of itself can be read without torch (`read_arrays`).
 """
 
 from __future__ import annotations
@@ -14,27 +14,37 @@ import reprlib
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-import torch
+import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_safetensors
-from torch import Tensor
 
 from .._utils.atomic_files import write_atomically
 from ..errors import DataError, FormatError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GroupFilter = Callable[[Mapping[str, Any], Collection[str]], Collection[str]]
 
 DEFAULT_FORMAT = 2  # which is written, unless the header asks for a newer one
 NEWEST_FORMAT = 3  # which is read
-DTYPE_NAMES = {
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.int16: "I16",
-    torch.int64: "I64",
-    torch.uint8: "U8",
+_DTYPE_NAMES = {
+    "float32": "F32",
+    "float64": "F64",
+    "int16": "I16",
+    "int64": "I64",
+    "uint8": "U8",
 }
+
+
+def dtype_name(dtype: object) -> str | None:
+    """What safetensors calls a dtype of NumPy or torch; None for one that no file has.
+
+    >>> dtype_name(np.dtype("float32"))
+    'F32'
+    """
+    return _DTYPE_NAMES.get(str(dtype).removeprefix("torch."))
 
 
 def write_tensors(
@@ -48,6 +58,8 @@ def tensor_file_bytes(
     header: Mapping[str, Any], tensors: Mapping[str, Tensor], path: object = "a recording"
 ) -> bytes:
     """What `write` writes; the path is for its error."""
+    from safetensors.torch import save as to_safetensors
+
     tensors = {key: value.contiguous() for key, value in tensors.items()}
     header = {"format": DEFAULT_FORMAT, **header, "checksums": _group_checksums(tensors)}
     try:
@@ -79,13 +91,26 @@ def read_tensors(
     wanted: GroupFilter | None = None,  # which groups, by the header and those that there are
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The header and the tensors of a file, or an error that says what is wrong with it."""
+    return _read(path, wanted, "pt")
+
+
+def read_arrays(
+    path: str | os.PathLike[str], wanted: GroupFilter | None = None
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The same with arrays, without torch."""
+    return _read(path, wanted, "np")
+
+
+def _read(
+    path: str | os.PathLike[str], wanted: GroupFilter | None, library: Literal["pt", "np"]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(path, str | os.PathLike):
         raise FormatError(f"expected the path of a file, found {type(path).__name__}")
     path = Path(path)
     if not path.is_file():
         raise _missing_file(path)
     try:
-        with safe_open(path, "pt") as file:
+        with safe_open(path, library) as file:
             names = list(file.keys())
             header = _read_header(path, file.metadata() or {})
             present = set(map(tensor_group, names))
@@ -160,17 +185,27 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number that JSON knows")
 
 
-def _group_checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    groups: dict[str, dict[str, Tensor]] = {}
+def _group_checksums(tensors: Mapping[str, Tensor | np.ndarray]) -> dict[str, str]:
+    groups: dict[str, dict[str, Tensor | np.ndarray]] = {}
     for name in sorted(tensors):
         groups.setdefault(tensor_group(name), {})[name] = tensors[name]
     return {group: _checksum(members) for group, members in groups.items()}
 
 
-def _checksum(tensors: Mapping[str, Tensor], crc: int = 0, *, with_dtypes: bool = True) -> str:
+def _checksum(
+    tensors: Mapping[str, Tensor | np.ndarray], crc: int = 0, *, with_dtypes: bool = True
+) -> str:
     """CRC-32 of each tensor's name, dtype, shape and bytes, by name."""
     for name, x in sorted(tensors.items()):
-        dtype = f"{DTYPE_NAMES.get(x.dtype)} " if with_dtypes else ""
+        dtype = f"{dtype_name(x.dtype)} " if with_dtypes else ""
         crc = zlib.crc32(f"{name} {dtype}{list(x.shape)}".encode(), crc)
-        crc = zlib.crc32(x.contiguous().reshape(-1).view(torch.uint8).numpy().data, crc)
+        crc = zlib.crc32(_bytes_of(x), crc)
     return f"{crc:08x}"
+
+
+def _bytes_of(x: Tensor | np.ndarray) -> memoryview:
+    if isinstance(x, np.ndarray):
+        return np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
+    import torch
+
+    return x.contiguous().reshape(-1).view(torch.uint8).numpy().data

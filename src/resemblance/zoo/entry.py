@@ -18,17 +18,16 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..errors import DataError, FormatError
-from ..representation.representation import Representation
 from ..representation.schema import COUNT, HASH, Rule, list_of, optional, or_null
 from ..similarity.results import Content
-from .signature import exact_nearest, mismatched_kernels, signatures
+
+if TYPE_CHECKING:
+    from ..representation.representation import Representation
 
 DIGEST_LENGTH, GROUP_LENGTH = 64, 16
 _HEX_DIGITS = frozenset("0123456789abcdef")
@@ -219,6 +218,8 @@ def probe_of(rep: Representation) -> str:
 
 def describe_mismatch(entry: Entry, rep: Representation, stored: Mapping[str, Any]) -> str:
     """How an entry, or its stored signatures by kernel, differ from its recording; else ""."""
+    from .signature import mismatched_kernels, signatures
+
     fresh = entry_for(rep, tags=entry.tags, size=entry.size, trained_on=entry.trained_on)
     if replace(fresh, added=entry.added) != entry:
         return "the index says something else of it than its recording"
@@ -294,7 +295,9 @@ def _row_checksum(facts: Mapping[str, Any], columns: Mapping[str, Any], tags: It
 
 def _update_hash(found: hashlib._Hash, name: str, value: Any) -> None:
     """Add a named value to a hash: its kind and length go before what it holds."""
-    if isinstance(value, Tensor):
+    import torch
+
+    if isinstance(value, torch.Tensor):
         x = value.detach().cpu().contiguous()
         found.update(f"{name}:{x.dtype}{list(x.shape)}".encode())
         found.update(x.reshape(-1).view(torch.uint8).numpy().data)
@@ -434,6 +437,8 @@ class Store(ABC):
 
         Those whose signature is damaged come first, beyond the limit, with NaN as their cosine.
         """
+        from .signature import exact_nearest
+
         return exact_nearest(self.signatures(group, kernel, among=among), signature, limit)
 
     @abstractmethod

@@ -19,14 +19,12 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._utils.atomic_files import PART_NAME, check_writable, make_folder, write_atomically
 from ..errors import DataError, FormatError
-from ..representation.file_format import load, representation_bytes
-from ..representation.representation import Representation
 from . import sqlite_index
 from .entry import (
     Damage,
@@ -38,8 +36,10 @@ from .entry import (
     describe_mismatch,
     is_digest,
 )
-from .signature import AT_ONCE, signature_checksums, verified_signatures
 from .sqlite_index import INDEX_FILE, EntryRow, SqliteIndex, StoredFile
+
+if TYPE_CHECKING:
+    from ..representation.representation import Representation
 
 _OBJECTS_FOLDER = "objects"
 _FILE_NAME = re.compile(r"[0-9a-f]{64}\.rsm")
@@ -66,7 +66,7 @@ class FolderStore(Store):
         for new in several:
             row = self._found(new.entry.id)
             whole = row is not None and self._files.intact(row.file)
-            files.append(None if whole else self._files.write(representation_bytes(new.rep)))
+            files.append(None if whole else self._write(new))
         unused: list[str] = []
         with self._index.writing() as db:
             pairs = zip(several, files, strict=True)
@@ -112,7 +112,7 @@ class FolderStore(Store):
         elif file is not None and self._files.path(file.digest).exists():
             kept = file
         else:
-            kept = self._files.write(representation_bytes(new.rep))
+            kept = self._write(new)
         before = () if row is None else (row.file.digest,)
         unused += {digest, *before} - {"", kept.digest}
         entry = replace(
@@ -120,8 +120,15 @@ class FolderStore(Store):
             tags=tuple({*entry.tags, *new.entry.tags}),
             trained_on=new.entry.trained_on or entry.trained_on,
         )
+        from .signature import signature_checksums
+
         row = EntryRow(number, kept, entry, signature_checksums(new.signatures))
         return sqlite_index.write_row(db, row, new.signatures)
+
+    def _write(self, new: NewRecording) -> StoredFile:
+        from ..representation.file_format import representation_bytes
+
+        return self._files.write(representation_bytes(new.rep))
 
     def _remove_unused(self, digests: Sequence[str]) -> None:
         """Remove files that no entry has.
@@ -189,6 +196,8 @@ class FolderStore(Store):
     def signatures(
         self, group: str, kernel: str, *, among: Sequence[str] | None = None
     ) -> Iterator[tuple[list[str], np.ndarray]]:
+        from .signature import AT_ONCE, verified_signatures
+
         if among is None:
             every = self._fetched("SELECT id FROM entries WHERE grp = ? ORDER BY number", [group])
             among = [id for (id,) in every]
@@ -226,6 +235,8 @@ class FolderStore(Store):
 
         The header holds a checksum of each layer, which reading a layer compares.
         """
+        from ..representation.file_format import load
+
         path = self._files.path(row.file.digest)
         try:
             if not self._files.is_whole(row.file, header_only=layers is not None):

@@ -1,7 +1,8 @@
 """The class `Zoo`: a searchable collection of recorded networks, in a folder or in Lance tables.
 
 `Zoo` resolves keys (an id, a prefix of it, or a unique name) and delegates to a store
-(`folder_store` or `lance_store`). `search`, `descent` and `family_tree` are imported when used.
+(`folder_store` or `lance_store`). `search`, `descent` and `family_tree` are imported when used, and
+so is whatever imports torch: an index can be read without it.
 """
 
 from __future__ import annotations
@@ -19,13 +20,6 @@ from .._utils.atomic_files import make_folder, write_atomically
 from .._utils.formatting import count_noun, join_some
 from .._utils.validation import check_integer
 from ..errors import DataError, FormatError, MismatchError, close_matches, warn
-from ..representation.file_format import representation_bytes
-from ..representation.representation import (
-    Representation,
-    RepresentationLike,
-    as_representation,
-    as_representations,
-)
 from .entry import (
     Damage,
     Entry,
@@ -36,12 +30,13 @@ from .entry import (
     validate_tags,
 )
 from .folder_store import FolderStore
-from .signature import SearchKernel, signatures
 
 if TYPE_CHECKING:
+    from ..representation.representation import Representation, RepresentationLike
     from .descent import Descents
     from .family_tree import FamilyTree
     from .search import SearchResult
+    from .signature import SearchKernel
 
 
 T = TypeVar("T")
@@ -117,6 +112,8 @@ class Zoo:
         Returns:
             The new entries. After an error, earlier batches have been added.
         """
+        from ..representation.representation import Representation, as_representations
+
         if isinstance(reps, str | os.PathLike | Representation):
             as_representations(reps)  # which says what is expected
         checked, rest, entries = validate_tags(tags), iter(reps), list[Entry]()
@@ -277,6 +274,8 @@ class Zoo:
         Returns:
             The paths of the files.
         """
+        from ..representation.file_format import representation_bytes
+
         place = Path(folder)
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise DataError(f"expected a new or an empty folder, found {place}; name another")
@@ -323,6 +322,9 @@ class Zoo:
     def _new_recording(
         self, rep: RepresentationLike, tags: tuple[str, ...], trained_on: str | None = None
     ) -> NewRecording:
+        from ..representation.representation import as_representation
+        from .signature import signatures
+
         found = as_representation(rep)
         if not found.complete:
             raise MismatchError(
