@@ -579,9 +579,9 @@ def test_data_from_the_host_are_those_on_the_gpu(kind, pieces, tmp_path, monkeyp
     if pieces < 2**26:
         monkeypatch.setattr(devices, "_PINNED_BYTES", 0)
     net = networks.seeded(networks.ResNet).cuda()
-    there = (IMAGES.float() / 255).cuda()  # a GPU divides by multiplying, which rounds differently
-    expected = rs.record(net, (there, LABELS.cuda()), **HOST)
-    found = rs.record(net, from_the_host(kind, tmp_path / "x.npy"), **HOST)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        expected = rs.record(net, ((IMAGES.float() / 255).cuda(), LABELS.cuda()), **HOST)
+        found = rs.record(net, from_the_host(kind, tmp_path / "x.npy"), **HOST)
     assert found.data.fingerprint == expected.data.fingerprint
     assert found.block_hashes == expected.block_hashes
     assert found.label_hashes == expected.label_hashes
@@ -615,7 +615,7 @@ def test_data_from_the_host_take_a_few_batches_more_of_a_gpu():
     how = {"batch_size": 128, "data_id": "x", "buckets": 0, "progress": False}
 
     def peak(data):
-        rs.record(net, data, call=lambda net, x: (torch.cuda._sleep(5_000_000), net(x))[1], **how)
+        rs.record(net, data, call=lambda net, x: (torch.cuda._sleep(30_000_000), net(x))[1], **how)
         torch.cuda.synchronize()
         active = torch.cuda.memory_stats()
         torch.cuda.reset_peak_memory_stats()
