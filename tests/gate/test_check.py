@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -127,7 +128,11 @@ def wide():
 
 
 def test_divergences_known_from_below_can_fail_a_copy_but_not_pass_it(wide):
-    base, near, other = wide
+    base, near, other = (
+        replace(rep, outputs=replace(rep.outputs, sketch_p=None, sketch_log_p=None,
+                                     sketch_key=None, mean_log_p=None))
+        for rep in wide
+    )  # fmt: skip
     for name in ("max_kl", "max_js"):
         assert one(base, other, **{name: 0.01}).status == "failed"
         finding = one(base, near, **{name: 0.5})
@@ -136,6 +141,16 @@ def test_divergences_known_from_below_can_fail_a_copy_but_not_pass_it(wide):
         assert "only a lower bound" in finding.why("samples")
         assert finding.samples_needed is None
     assert rs.check(base, near, max_disagreement=0.05)
+
+
+def test_divergences_of_many_classes_pass_and_fail(wide):
+    base, near, other = wide
+    for name in ("max_kl", "max_js"):
+        assert one(base, near, **{name: 0.1}).status == "passed"
+        assert one(base, other, **{name: 0.1}).status == "failed"
+        undecided = one(base, near, **{name: 0.005})
+        assert undecided.status == "undecided"
+        assert 400 < undecided.samples_needed < 4000
 
 
 @pytest.mark.filterwarnings("ignore:.*standard errors may be too small")

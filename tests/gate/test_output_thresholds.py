@@ -63,7 +63,9 @@ def test_tokens_are_gathered_by_their_sequence():
     assert found._rows.shape == (61, 3)
     assert found._disagreement.mean() == pytest.approx(expected.disagreement)
     for name in ("kl", "js"):
-        assert found._divergences[0][name].mean() == pytest.approx(getattr(expected, name))
+        assert float(getattr(found._divergences, name).mean()) == pytest.approx(
+            getattr(expected, name)
+        )
     rows = (a.rows.sequence >= 0).flatten()
     sequence = a.rows.sequence.flatten()[rows]
     differs = (a.outputs.prediction != b.outputs.prediction).double()
@@ -158,7 +160,7 @@ def test_a_percentile_is_judged_by_the_share_of_samples_above_it():
 
 def test_tokens_are_capped_before_they_are_averaged_over_a_sequence():
     a, b = language_model(0), language_model(1)
-    kl = OutputThresholds(a, b)._divergences[0]["kl"]
+    kl = OutputThresholds(a, b)._divergences.kl.numpy()
     cap = float(np.median(kl))
     finding = one(a, b, max_kl=cap / 2, kl_cap=cap)
     assert finding.measured == pytest.approx(np.minimum(kl, cap).mean())

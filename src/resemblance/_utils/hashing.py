@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 # independent streams of one seed; those from 16 on are of further buckets
 BUCKET, SIGN, ORDER, FOLD_SIGN, FOLD_SHIFT, ROW, COLUMN, TOKEN, GROUP, BUFFER = range(10)
-LABEL, REREAD = 10, 11
+LABEL, REREAD, CLASS_ORDER, CLASS_BITS, ROW_KEY = range(10, 15)
 _WORDS_PER_CHUNK = 2**14  # words that are read together: with what is made of them, a cache's worth
 
 

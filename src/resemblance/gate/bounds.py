@@ -223,10 +223,10 @@ def share_bounds(
 # -- means of bounded values --------------------------------------------------------------------
 
 
-def mean_bounds(values: np.ndarray, largest: float) -> Bounds:
-    """Betting bounds of the mean of independent values in [0, largest], each with 95 %.
+def mean_bounds(values: np.ndarray, largest: float, least: float = 0.0) -> Bounds:
+    """Betting bounds of the mean of independent values in [least, largest], each with 95 %.
 
-    With x the values over `largest`: if their mean were m or more, the wealth
+    With x the values scaled to [0, 1]: if their mean were m or more, the wealth
     Π (1 + c (m − x) / (1 − m)) would be a supermartingale for any c in (0, 1], so it ever reaches
     20 with a probability of at most 5 % (Ville's inequality). The upper bound is the largest m for
     which it never does. Two thirds of the initial wealth are bet with c = 1, two thirds of the rest
@@ -236,8 +236,9 @@ def mean_bounds(values: np.ndarray, largest: float) -> Bounds:
     order, so that the order of the data set does not matter.
 
     Args:
-        values: (n,) in [0, largest]; larger ones are clipped.
+        values: (n,) in [least, largest]; others are clipped.
         largest: the largest value possible.
+        least: the least value possible.
 
     Returns:
         The mean and its bounds, neither of which lies on the wrong side of the mean.
@@ -253,9 +254,9 @@ def mean_bounds(values: np.ndarray, largest: float) -> Bounds:
     """
     from scipy.optimize import brentq
 
-    x = np.clip(np.asarray(values, np.float64) / largest, 0, 1)[
-        seeded_permutation(len(values), seed=0)
-    ]
+    span = largest - least
+    x = np.clip((np.asarray(values, np.float64) - least) / span, 0, 1)
+    x = x[seeded_permutation(len(values), seed=0)]
     mean, tiny = float(x.mean()), 1e-12
 
     def excess(m: float, above: bool) -> float:
@@ -272,30 +273,34 @@ def mean_bounds(values: np.ndarray, largest: float) -> Bounds:
 
     low = bound(min(mean, 1 - tiny), tiny, above=False) if mean > tiny else 0.0
     high = bound(max(mean, tiny), 1 - tiny, above=True) if mean < 1 - tiny else 1.0
-    return Bounds(*(each * largest for each in (mean, low, high)))
+    return Bounds(*(least + each * span for each in (mean, low, high)))
 
 
 def mean_decides(
-    values: np.ndarray, largest: float, limit: float
+    values: np.ndarray, largest: float, limit: float, least: float = 0.0
 ) -> Callable[[int, np.random.Generator], bool]:
     """Whether `mean_bounds` decides on which side of a limit the mean lies, for simulated samples.
 
     Args:
         values: (n,) recorded values, from which samples are drawn with replacement. They are merged
-            into 48 distinct ones, so that any number of samples is simulated in the same time.
+            into 48 distinct ones of each sign, so that any number of samples is simulated in the
+            same time.
         largest: the largest value possible.
         limit: the threshold for the mean.
+        least: the least value possible.
 
     Returns:
         A function of the number of samples and a generator, as `samples_to_decide` takes it.
     """
-    x, m = np.clip(np.asarray(values, np.float64) / largest, 0, 1), limit / largest
-    size = np.log2(np.maximum(x, m / 2**10))
+    clipped = np.clip(np.asarray(values, np.float64), least, largest)
+    size = np.log2(np.maximum(np.abs(clipped), limit / 2**10))
     edges = np.linspace(size.min(), size.max() + 1e-9, _DISTINCT_VALUES)
-    which = np.where(x > 0, np.digitize(size, edges), 0)
-    counts = np.bincount(which, minlength=_DISTINCT_VALUES + 1).astype(float)
+    which = np.where(clipped != 0, np.digitize(size, edges), 0)
+    which = np.where(clipped < 0, _DISTINCT_VALUES + which, which)
+    counts = np.bincount(which).astype(float)
     there = np.flatnonzero(counts)
-    support = np.bincount(which, x, minlength=_DISTINCT_VALUES + 1)[there] / counts[there]
+    support = np.bincount(which, clipped)[there] / counts[there]
+    support, m = (support - least) / (largest - least), (limit - least) / (largest - least)
     shares = counts[there] / counts.sum()
 
     def decides(n: int, generator: np.random.Generator) -> bool:

@@ -19,7 +19,8 @@ from ..errors import DataError
 from ..representation.notes import Note, make_note
 from ..representation.outputs import Outputs
 from ..representation.representation import Representation
-from ..similarity.agreement import comparable_outputs, row_divergences, unit_rows
+from ..similarity.agreement import comparable_outputs, unit_rows
+from ..similarity.output_divergences import Divergences, row_divergences
 from .bounds import (
     ERROR_RATE,
     Bounds,
@@ -38,8 +39,15 @@ _MAX_NUMBERS = 100_000  # and probabilities among them
 _MIN_PAIRED = 20
 _DISAGREEMENT_SHARE = 0.8  # of the 5 % by which a bound of kappa may fail; the rest for chance
 _ROUND_OFF = 1e-9  # of divergences that are equal but for the order of sums
+_SIGMAS = 3.0  # standard errors, beyond which the estimate for a row is not taken to be off
 _MAX_LOG_PROBABILITY = 50.0  # nats: beyond, log probabilities are not told apart
 _ROWS_AT_ONCE = 1024  # rows
+_MSG_ESTIMATED = "KL is estimated from sketches of the probabilities, without bias"
+_MSG_LOWER_BOUND = (
+    "a file is from before divergences of more than 1,024 classes could be estimated: only a lower "
+    "bound is known, which can fail a copy but not pass it; record both again, or use "
+    "max-disagreement or min gradients"
+)
 _MSG_ONE_CLASS = (
     "{!r} predicts the same for every sample, which says nothing about the other network; record "
     "samples of more classes"
@@ -72,35 +80,87 @@ class OutputThresholds:
 
     def divergence(self, threshold: Threshold) -> Measurement:
         """The mean of divergences: betting bounds. With a percentile, the share above a limit."""
-        divergences, exact = self._divergences
-        values, most = divergences[threshold.quantity], self._largest(threshold)
-        if threshold.percentile is not None:
-            found = self._share(threshold, (values > threshold.limit).mean(1))
-            at = float(np.quantile(values, threshold.percentile / 100))
-            found.remarks = (f"p{threshold.percentile:g} of these samples is {at:.3g} nats",)
+        most, known = self._largest(threshold), self._divergences.known
+        if known == "estimated":
+            found = self._estimated_divergence(threshold, most)
         else:
-            means = np.minimum(values, most).mean(1)
-            decides = mean_decides(means, most, threshold.limit)
-            found = Measurement(mean_bounds(means, most)).plan(threshold, decides, len(means))
-            if threshold.quantity == "kl":
-                above = share_bounds((values > most).mean(1), rows=self._tokens)
-                found.remarks = (
-                    f"KL is capped at {most:g} nat{'' if most == 1 else 's'}, exceeded by "
-                    f"{100 * above.value:.2g} % of samples, at most {100 * above.high:.2g} %",
-                )
-        if not exact:
+            found = self._known_divergence(threshold, most)
+        if known == "bounded":
             found.can_pass = False
             if found.bounds.value <= threshold.allowed:
                 found.can_decide = False
-                found.reason = (
-                    "beyond 1,024 classes only a lower bound of it is known, which can fail a copy "
-                    "but not pass it; use max-disagreement or min gradients"
-                )
+                found.reason = _MSG_LOWER_BOUND
         elif found.status(threshold) == "passed" and (
             why := self._unrelated_diverge(threshold.quantity, most)
         ):
             found.withhold(why)
         return found
+
+    def _known_divergence(self, threshold: Threshold, most: float) -> Measurement:
+        """Divergences of rows that are exact, or lower bounds."""
+        divergences = self._divergences
+        values = divergences.kl if threshold.quantity == "kl" else divergences.js
+        if threshold.percentile is not None:
+            found = self._share(threshold, (values > threshold.limit).double().mean(1).numpy())
+            at = float(np.quantile(values.numpy(), threshold.percentile / 100))
+            found.remarks = (f"p{threshold.percentile:g} of these samples is {at:.3g} nats",)
+            return found
+        means = values.clamp_max(most).mean(1).numpy()
+        decides = mean_decides(means, most, threshold.limit)
+        found = Measurement(mean_bounds(means, most)).plan(threshold, decides, len(means))
+        if threshold.quantity == "kl":
+            above = share_bounds((values > most).double().mean(1).numpy(), rows=self._tokens)
+            found.remarks = (_capped(most, above, "samples"),)
+        return found
+
+    def _estimated_divergence(self, threshold: Threshold, most: float) -> Measurement:
+        """Divergences from sketches: KL without bias, JS between two bounds."""
+        kl, reverse, js, noise, _ = self._divergences
+        low, high, low_noise, high_noise = kl, kl, noise[0], noise[0]
+        if threshold.quantity == "js":
+            low, low_noise = js, torch.zeros_like(js)
+            high, high_noise = (kl + reverse) / 4, noise.sum(0) / 4
+        if threshold.percentile is not None:
+            shares = (low - _SIGMAS * low_noise, high + _SIGMAS * high_noise)
+            return self._estimated_share(threshold, shares, float(high_noise.median()))
+        # means of units, as the noise of a row may exceed its divergence
+        means = [x.mean(1) for x in (low, high)]
+        x_low, x_high = (x.clamp(-most, most).numpy() for x in means)
+        lower, upper = (mean_bounds(x, most, -most) for x in (x_low, x_high))
+        shift_low = _clipping_bias(-means[0], low_noise.mean(1), most)
+        shift_high = _clipping_bias(means[1], high_noise.mean(1), most)
+        value = lower.value if threshold.quantity == "js" else upper.value
+        found = Measurement(Bounds(value, lower.low - shift_low, upper.high + shift_high))
+        x = x_low if lower.value > threshold.limit else x_high
+        found.plan(threshold, mean_decides(x, most, threshold.limit, -most), len(x))
+        if threshold.quantity == "kl":
+            above = share_bounds((means[1] > most).double().numpy(), rows=1)
+            found.remarks = (_capped(most, above, self._unit), _MSG_ESTIMATED)
+        else:
+            at_most = min(most, max(value, upper.value))
+            found.remarks = (f"JS lies between {value:.3g} and {at_most:.3g} nats here",)
+        return found
+
+    def _estimated_share(
+        self, threshold: Threshold, limits: tuple[Tensor, Tensor], noise: float
+    ) -> Measurement:
+        """A percentile, from what the divergence of each row is at least and at most."""
+        shares = [(x > threshold.limit).double().mean(1).numpy() for x in limits]
+        lower, upper = (share_bounds(x, rows=self._tokens) for x in shares)
+        found = Measurement(Bounds(lower.value, lower.low, upper.high))
+        if lower.value <= threshold.allowed < upper.value:  # more samples have the same noise
+            found.withhold(
+                f"KL of a sample is estimated to ± {noise:.2g} nats, so "
+                f"{100 * lower.value:.2g} to {100 * upper.value:.2g} % of samples lie above the "
+                "limit; judge the mean, or a higher limit"
+            )
+        sides = [_bounds_of_draws(x, rows=self._tokens) for x in shares]
+
+        def decides(n: int, generator: np.random.Generator) -> bool:
+            low, high = (draw(n, generator) for draw in sides)
+            return high.high <= threshold.allowed or low.low > threshold.allowed
+
+        return found.plan(threshold, decides, len(self._rows))
 
     def kappa(self, threshold: Threshold) -> Measurement:
         """Cohen's kappa: 1 − d / d₀, of the disagreement d and what chance would make it.
@@ -177,8 +237,8 @@ class OutputThresholds:
         known = _select_rows(one, rows)
 
         def divergence(order: np.ndarray) -> float:
-            kl, js, _ = row_divergences(known, _select_rows(two, rows[order]))
-            return float((kl if quantity == "kl" else js).clamp_max(most).mean())
+            found = row_divergences(known, _select_rows(two, rows[order]), estimate=False)
+            return float((found.kl if quantity == "kl" else found.js).clamp_max(most).mean())
 
         means = _over_pairings(divergence, len(rows))
         p_value = np.mean(means <= means[0] * (1 + _ROUND_OFF) + _ROUND_OFF)
@@ -241,10 +301,32 @@ class OutputThresholds:
         return torch.stack(differ).mean(0).numpy()
 
     @functools.cached_property
-    def _divergences(self) -> tuple[dict[str, np.ndarray], bool]:  # (units, tokens) each
-        """KL and JS of each row, and whether they are exact; else they are lower bounds."""
-        kl, js, exact = row_divergences(*self._outputs)
-        return {"kl": kl[self._rows].numpy(), "js": js[self._rows].numpy()}, exact
+    def _divergences(self) -> Divergences:  # of (units, tokens)
+        found = row_divergences(*self._outputs)
+        kl, reverse, js, noise = (x[..., self._rows] for x in found[:-1])
+        return Divergences(kl, reverse, js, noise, found.known)
+
+    @property
+    def _unit(self) -> str:
+        return "samples" if self._tokens == 1 else "sequences"
+
+
+def _capped(most: float, above: Bounds, unit: str) -> str:
+    return (
+        f"KL is capped at {most:g} nat{'' if most == 1 else 's'}, exceeded by "
+        f"{100 * above.value:.2g} % of {unit}, at most {100 * above.high:.2g} %"
+    )
+
+
+def _clipping_bias(means: Tensor, noise: Tensor, most: float) -> float:  # (units,) each
+    """By how much clipping at `most` lowers the mean of values with normal errors, at most.
+
+    A value v with an error of σ loses σ (φ(z) − z Φ(−z)) on average, z = (most − v) / σ. That is
+    convex in v, so its mean over values that have errors is too large, if anything.
+    """
+    z = (most - means) / noise.clamp_min(_ROUND_OFF)
+    density = (-z.square() / 2).exp() / (2 * torch.pi) ** 0.5
+    return float((noise * (density - z * torch.special.ndtr(-z)).clamp_min(0)).mean())
 
 
 def _over_pairings(statistic: Callable[[np.ndarray], float], units: int) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Summaries of a network's predictions, collected during a recording pass.
 
-For each row of the blocks: all log-probabilities, or top classes and class groups beyond 1,024
-classes, or the logits of independent labels; and the correct class or labels where they are known.
+For each row of the blocks: all log-probabilities, or top classes, class groups and sketches beyond
+1,024 classes, or the logits of independent labels; and the correct class or labels where they are
+known.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from .._models.capture import Rows
 from .._models.language_models import token_ids
 from .._models.logits import LogitsReader
 from .._models.run import ModelPass
+from .._ops.class_sketch import ClassSketch, row_keys
 from .._ops.devices import copy_all_to_host, copy_to_device_async
 from ..errors import warn
 from ..representation.outputs import (
     CLASS_GROUPS,
     MAX_FULL_CLASSES,
     MAX_LABELS,
+    MIN_LOG_P,
     TOP_CLASSES,
     Outputs,
     class_groups,
@@ -33,7 +36,7 @@ from ..representation.outputs import (
 from ..representation.representation import Representation
 
 _MAX_BYTES_ON_DEVICE = 2**26  # of summaries that stay there, so that nobody waits for them
-_LOGITS_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}  # logits that are widened to float32 at a time
+_LOGITS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}  # logits that are widened to float32 at a time
 
 
 class OutputSummary:
@@ -45,9 +48,11 @@ class OutputSummary:
         *,
         causal: bool = False,
         independent: bool = False,
+        seed: int = 0,
     ) -> None:
         self._causal = causal  # the right class of a token is the next one
         self._independent = independent  # labels, of a multi-label network
+        self._seed = seed  # of the sketches over classes
         # a base whose likely classes are noted as well: these, and their places in the order
         self._base_top = None if base is None or base.outputs is None else base.outputs.top
         self._base_places = None if base is None else _row_places(base)
@@ -55,7 +60,7 @@ class OutputSummary:
         self._parts: list[Outputs] = []  # of these rows; later ones may be on a device still
         self._waiting = 0  # bytes of these
         self._seen: Tensor | None = None
-        self._groups: dict[torch.device, Tensor] = {}
+        self._tables: dict[torch.device, _ClassTables] = {}
 
     def see(self, logits: Tensor | None) -> None:  # (rows, classes)
         """The logits of every row of the present batch; None where they are not to be kept."""
@@ -87,7 +92,12 @@ class OutputSummary:
         if labels is not None:
             sample, token = rows.sample[which], rows.token[which]
             labels = labels[sample] if batch.drawn is None else labels[sample, token]
-        part = self._summary(logits, labels, self._asked_for(places, logits.device))
+        others = self._asked_for(places, logits.device)
+        index = batch.indices[rows.sample[which]].astype(np.uint64)
+        if batch.drawn is not None:  # each token has signs of its own
+            tokens = batch.drawn.positions.shape[1]
+            index = index * np.uint64(tokens) + rows.token[which].astype(np.uint64)
+        part = self._summary(logits, labels, others, row_keys(self._seed, index))
         self._places.append(places)
         self._parts.append(part)
         self._waiting += sum(x.nbytes for x in part.tensors().values())
@@ -103,25 +113,23 @@ class OutputSummary:
             return None
         return copy_to_device_async(self._base_top[torch.from_numpy(at)], device)
 
-    def _summary(self, z: Tensor, labels: Tensor | None, others: Tensor | None) -> Outputs:
+    def _summary(
+        self, z: Tensor, labels: Tensor | None, others: Tensor | None, keys: Tensor
+    ) -> Outputs:
         if self._independent:
             return Outputs(z.shape[-1], label_logits=z.float(), labels=labels)
+        many = z.shape[-1] > MAX_FULL_CLASSES
+        keys = copy_to_device_async(keys, z.device) if many else keys
         step = max(1, _LOGITS_AT_ONCE.get(z.device.type, _LOGITS_AT_ONCE["cpu"]) // z.shape[-1])
         kept: list[dict[str, Tensor]] = []
         for i, some in enumerate(z.split(step)):
             log_p = F.log_softmax(some.float(), -1)
-            if z.shape[-1] <= MAX_FULL_CLASSES:
+            if many:
+                rows = slice(i * step, i * step + len(some))
+                asked = None if others is None else others[rows]
+                kept.append(self._tables_on(z).summary(log_p, asked, keys[rows]))
+            else:
                 kept.append({"every": log_p})
-                continue
-            top_log_p, top = log_p.topk(TOP_CLASSES)
-            groups = log_p.new_zeros(len(some), CLASS_GROUPS).index_add_(
-                1, self._group_of(z), log_p.exp()
-            )
-            one = {"top": top, "top_log_p": top_log_p, "groups": groups.log()}
-            if others is not None:
-                asked = others[i * step : i * step + len(some)]
-                one |= {"others": asked, "others_log_p": log_p.gather(1, asked)}
-            kept.append(one)
         found = {name: torch.cat([one[name] for one in kept]) for name in kept[0]}
         return Outputs(z.shape[-1], **found, labels=labels)
 
@@ -129,10 +137,10 @@ class OutputSummary:
         """Copy to the host what waits on a device: seldom, as the host then waits for it."""
         self._parts, self._waiting = [_outputs_on_host(part) for part in self._parts], 0
 
-    def _group_of(self, z: Tensor) -> Tensor:
-        if z.device not in self._groups:
-            self._groups[z.device] = copy_to_device_async(class_groups(z.shape[-1]), z.device)
-        return self._groups[z.device]
+    def _tables_on(self, z: Tensor) -> _ClassTables:
+        if z.device not in self._tables:
+            self._tables[z.device] = _ClassTables(z.shape[-1], z.device)
+        return self._tables[z.device]
 
     def result(self) -> Outputs | None:
         """Of all rows that were kept, in their order; None if none were."""
@@ -143,6 +151,38 @@ class OutputSummary:
         order = torch.from_numpy(np.argsort(np.concatenate(self._places)))
         joined = join_outputs(self._parts, order)
         return None if joined is None else _outputs_on_host(joined)
+
+
+class _ClassTables:
+    """What summarises rows of more than 1,024 classes: groups of classes, and the sketch."""
+
+    def __init__(self, classes: int, device: torch.device) -> None:
+        self._sketch = ClassSketch(classes, device)
+        group = class_groups(classes)
+        counts = group.bincount(minlength=CLASS_GROUPS)
+        inside = torch.arange(int(counts.max()))[:, None] < counts  # (places, groups)
+        order = torch.zeros_like(inside, dtype=torch.int64)
+        order.T[inside.T] = group.argsort(stable=True)
+        self._order = copy_to_device_async(order.flatten(), device)
+        self._inside = copy_to_device_async(inside, device)
+
+    def summary(self, log_p: Tensor, others: Tensor | None, keys: Tensor) -> dict[str, Tensor]:
+        """What is kept of some rows; their log-probabilities are overwritten."""
+        top_log_p, top = log_p.topk(TOP_CLASSES)
+        kept = {"top": top, "top_log_p": top_log_p, "sketch_key": keys}
+        if others is not None:
+            kept |= {"others": others, "others_log_p": log_p.gather(1, others)}
+        p = log_p.exp()
+        by_group = p.index_select(1, self._order).unflatten(1, self._inside.shape)
+        kept["groups"] = by_group.mul_(self._inside).sum(1).log()
+        del by_group
+        signs = self._sketch.signs(keys)
+        kept["sketch_p"] = self._sketch.sketch(p.scatter_(1, top, 0.0), signs).half()
+        del p
+        mean = log_p.clamp_min_(MIN_LOG_P).mean(1, keepdim=True)
+        rest = log_p.sub_(mean).scatter_(1, top, 0.0)
+        kept["sketch_log_p"] = self._sketch.sketch(rest, signs).half()
+        return kept | {"mean_log_p": mean[:, 0]}
 
 
 def _outputs_on_host(part: Outputs) -> Outputs:

@@ -132,7 +132,12 @@ def record_arrays(
         ),
     )
     sums = Accumulators(
-        config, settings, list(f), origin, keep_sums=config.sums, outputs=predicted.summary
+        config,
+        settings,
+        list(f),
+        origin,
+        keep_sums=config.sums,
+        outputs=predicted.summary(config.seed),
     )
     for batch in rows.batches(batch_size, share):
         chosen = batch.samples
@@ -181,12 +186,11 @@ class _Predictions:
         self._check: LogitsCheck | None = None
         self._began = False
 
-    @property
-    def summary(self) -> Callable[[], OutputSummary] | None:
+    def summary(self, seed: int) -> Callable[[], OutputSummary] | None:
         """What makes the store of predictions; None if there are no outputs."""
         if "outputs" not in self.arrays:
             return None
-        return functools.partial(OutputSummary, independent=self.reader.independent)
+        return functools.partial(OutputSummary, independent=self.reader.independent, seed=seed)
 
     def with_labels(self, rows: Tensor) -> Any:
         """A batch of these rows, with their labels if there are any."""

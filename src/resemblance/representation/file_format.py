@@ -58,8 +58,9 @@ def _header_and_tensors(rep: Representation) -> tuple[dict[str, Any], dict[str, 
         tensors |= {f"outputs.{name}": x for name, x in rep.outputs.tensors().items()}
         predicts = {"classes": rep.outputs.classes}
         if rep.outputs.multi_label:
-            labels = rep.outputs.classes
-            predicts = {"format": tensor_file.NEWEST_FORMAT, "classes": None, "labels": labels}
+            predicts = {"classes": None, "labels": rep.outputs.classes}
+        if rep.outputs.multi_label or rep.outputs.sketch_p is not None:
+            predicts["format"] = tensor_file.NEWEST_FORMAT
     header = {
         "settings": asdict(rep.settings),
         "samples": rep.samples,

@@ -1,9 +1,11 @@
 """Outputs: the predictions stored for the samples of the recorded blocks.
 
-Up to 1,024 classes, every log-probability is stored. Beyond that, each sample stores its 32 most
-likely classes and the probability mass of each of 256 groups of classes. The groups depend on the
-class index alone, so they are the same in every file. A multi-label network predicts each label
-independently of the others, and the logit of every label is stored.
+Up to 1,024 classes, every log-probability is stored. Beyond that, each sample stores its 64 most
+likely classes, the probability mass of each of 256 groups of classes, and sketches of all other
+probabilities and log-probabilities, from which the KL divergence of two networks is estimated
+without bias. The groups depend on the class index alone, so they are the same in every file. Files
+from before there were sketches have the 32 most likely classes. A multi-label network predicts each
+label independently of the others, and the logit of every label is stored.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from torch import Tensor
 from .._utils.equality import by_content
 from .._utils.hashing import GROUP, LABEL, random_bits, scale_below
 
-MAX_FULL_CLASSES, TOP_CLASSES, CLASS_GROUPS = 1024, 32, 256
+MAX_FULL_CLASSES, TOP_CLASSES, CLASS_GROUPS = 1024, 64, 256
+TOP_WITHOUT_SKETCH = 32  # most likely classes in files that have no sketches
+MIN_LOG_P = -60.0  # nats: smaller log-probabilities are sketched as this
 MAX_LABELS = 16384  # labels of a multi-label network whose logits are stored
 _MAX_EXACT_LABELS = 62  # labels whose sets are numbered exactly; beyond, by a 64-bit hash
 
@@ -30,17 +34,22 @@ _MAX_EXACT_LABELS = 62  # labels whose sets are numbered exactly; beyond, by a 6
 class Outputs:
     """The predictions stored for the samples of the blocks, as natural log-probabilities.
 
-    Up to 1,024 classes `every` is stored, beyond that `top` and `groups`, and of multi-label
-    networks `label_logits`; the others are None.
+    Up to 1,024 classes `every` is stored, beyond that `top`, `groups` and sketches, and of
+    multi-label networks `label_logits`; the others are None. Sketches are of the classes that are
+    not among `top`, with log-probabilities floored at −60; older files have none.
 
     Attributes:
         classes: number of classes, or of labels of a multi-label network.
         every: log-probability of every class.
-        top: the 32 most likely classes of each sample, the most likely first.
+        top: the 64 most likely classes of each sample, the most likely first (32 in older files).
         top_log_p: their log-probabilities.
         groups: log-probability of each of 256 groups of classes.
-        others: the classes that another network had among its 32 most likely.
+        others: the classes that another network had among its most likely.
         others_log_p: their log-probabilities by this network.
+        mean_log_p: mean log-probability over all classes.
+        sketch_p: sketch of the probabilities.
+        sketch_log_p: sketch of the log-probabilities less their mean.
+        sketch_key: the key of each row's signs, from the seed and the index of its sample.
         labels: the true class of each sample, −1 if not known; for multi-label networks 1 or 0 for
             each label.
         label_logits: logit of each label of a multi-label network.
@@ -48,11 +57,15 @@ class Outputs:
 
     classes: int
     every: Tensor | None = None  # (rows, classes) float32
-    top: Tensor | None = None  # (rows, 32) int64
-    top_log_p: Tensor | None = None  # (rows, 32) float32
+    top: Tensor | None = None  # (rows, 64) int64
+    top_log_p: Tensor | None = None  # (rows, 64) float32
     groups: Tensor | None = None  # (rows, 256) float32
-    others: Tensor | None = None  # (rows, 32) int64
-    others_log_p: Tensor | None = None  # (rows, 32) float32
+    others: Tensor | None = None  # (rows, 64) int64
+    others_log_p: Tensor | None = None  # (rows, 64) float32
+    mean_log_p: Tensor | None = None  # (rows,) float32
+    sketch_p: Tensor | None = None  # (rows, 512) float16
+    sketch_log_p: Tensor | None = None  # (rows, 512) float16
+    sketch_key: Tensor | None = None  # (rows,) int64
     labels: Tensor | None = None  # (rows,) int64; multi-label: (rows, labels) int16
     label_logits: Tensor | None = None  # (rows, labels) float32
 
@@ -76,7 +89,8 @@ class Outputs:
     @functools.cached_property
     def undefined(self) -> int:
         """The number of rows with NaN."""
-        nan = [x.isnan().any(1) for x in self.tensors().values() if x.is_floating_point()]
+        floating = (x for x in self.tensors().values() if x.is_floating_point())
+        nan = [x.reshape(len(x), -1).isnan().any(1) for x in floating]
         return int(torch.stack(nan).any(0).sum())
 
     @property
@@ -119,9 +133,17 @@ def join_outputs(parts: Sequence[Outputs | None], order: Tensor) -> Outputs | No
     if not known or len(known) < len(parts) or len(kinds) > 1:
         return None
     names = set.intersection(*(set(part.tensors()) for part in known))
-    joined = {name: torch.cat([part.tensors()[name] for part in known]) for name in names}
+    joined = {name: _concatenate([part.tensors()[name] for part in known]) for name in names}
     in_order = {name: x[order.to(x.device)] for name, x in joined.items()}
     return Outputs(known[0].classes, **in_order)
+
+
+def _concatenate(parts: Sequence[Tensor]) -> Tensor:
+    """Rows one after the other; of files of different versions, as many columns as all have."""
+    if parts[0].ndim > 1:
+        columns = min(x.shape[1] for x in parts)
+        parts = [x[:, :columns] for x in parts]
+    return torch.cat([*parts])
 
 
 def class_groups(classes: int) -> Tensor:  # (classes,) int64

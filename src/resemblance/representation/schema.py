@@ -117,14 +117,16 @@ _TOP_LEVEL_RULES = {
 }
 
 
-def _multi_label_rules() -> dict[str, Rule]:
-    """In format 3, the files of multi-label networks."""
-    from .outputs import MAX_LABELS
+def _format_3_rules(header: Mapping[str, Any]) -> dict[str, Rule]:
+    """In format 3, the files of multi-label networks, and of those of more than 1,024 classes."""
+    from .outputs import MAX_FULL_CLASSES, MAX_LABELS
 
-    return {
-        "classes": Rule("null", lambda x: x is None),
-        "labels": whole(f"from 1 to {MAX_LABELS}", 1, MAX_LABELS + 1),
-    }
+    if header.get("classes") is None or header.get("labels") is not None:
+        return {
+            "classes": Rule("null", lambda x: x is None),
+            "labels": whole(f"from 1 to {MAX_LABELS}", 1, MAX_LABELS + 1),
+        }
+    return {"classes": whole(f"above {MAX_FULL_CLASSES:,}", MAX_FULL_CLASSES + 1)}
 
 
 _SETTINGS_RULES = {
@@ -187,7 +189,7 @@ def check_header(header: Mapping[str, Any]) -> None:
     """An error that names the first key of a header which is not what it must be."""
     check_part("", header, _TOP_LEVEL_RULES)
     if header["format"] == 3:
-        check_part("", header, _multi_label_rules())
+        check_part("", header, _format_3_rules(header))
     check_part("settings", header["settings"], _SETTINGS_RULES, closed=True)
     for part, rules in _PROVENANCE_RULES.items():
         check_part(part, header[part], rules)
@@ -293,7 +295,7 @@ def check_groups(header: Mapping[str, Any], present: Collection[str]) -> None:
 
 def predicted_labels(header: Mapping[str, Any]) -> int | None:
     """How many labels a multi-label network predicts; None for other networks."""
-    return header["labels"] if header["format"] == 3 else None
+    return header.get("labels") if header["format"] == 3 else None
 
 
 def _raise_unknown(what: str, names: Collection[str]) -> None:
@@ -343,7 +345,8 @@ def _shared_specs(
     """The tensors that layers share: signs, which tokens rows are, and what was predicted."""
     import torch
 
-    from .outputs import CLASS_GROUPS, MAX_FULL_CLASSES, TOP_CLASSES
+    from .._ops.class_sketch import CLASS_BUCKETS
+    from .outputs import CLASS_GROUPS, MAX_FULL_CLASSES, TOP_CLASSES, TOP_WITHOUT_SKETCH
 
     settings, rows = header["settings"], sum(header["block_sizes"])
     classes, labels = header.get("classes"), predicted_labels(header)
@@ -360,13 +363,25 @@ def _shared_specs(
         out["outputs.label_logits"] = torch.float32, (rows, labels)
         optional.append({"outputs.labels": (torch.int16, (rows, labels))})
     elif classes is not None:
-        top, log_p = (torch.int64, (rows, TOP_CLASSES)), (torch.float32, (rows, TOP_CLASSES))
         if classes <= MAX_FULL_CLASSES:
             out["outputs.every"] = torch.float32, (rows, classes)
         else:
-            out |= {"outputs.top": top, "outputs.top_log_p": log_p}
+            sketched = header["format"] == 3
+            kept = TOP_CLASSES if sketched else TOP_WITHOUT_SKETCH
+            out["outputs.top"] = torch.int64, (rows, kept)
+            out["outputs.top_log_p"] = torch.float32, (rows, kept)
             out["outputs.groups"] = torch.float32, (rows, CLASS_GROUPS)
-            optional.append({"outputs.others": top, "outputs.others_log_p": log_p})
+            if sketched:
+                for name in ("sketch_p", "sketch_log_p"):
+                    out[f"outputs.{name}"] = torch.float16, (rows, CLASS_BUCKETS)
+                out["outputs.mean_log_p"] = torch.float32, (rows,)
+                out["outputs.sketch_key"] = torch.int64, (rows,)
+            # as many as the file of the base has
+            both = {(rows, n) for n in (TOP_CLASSES, TOP_WITHOUT_SKETCH)}
+            found = tensors.get("outputs.others")
+            others = (rows, kept) if found is None or found.shape not in both else found.shape
+            pair = {"others": (torch.int64, others), "others_log_p": (torch.float32, others)}
+            optional.append({f"outputs.{name}": spec for name, spec in pair.items()})
         optional.append({"outputs.labels": (torch.int64, (rows,))})
     return out | _complete(tensors, optional)
 
@@ -432,6 +447,8 @@ def _agreements(
         elif name in ("outputs.every", "outputs.groups"):
             near = (x.double().exp().sum(1) - 1).abs() <= 1e-3
             yield f"tensor {name} must hold probabilities", near.all()
+        elif name == "outputs.sketch_key":
+            yield f"tensor {name} must hold 32 bits", ((x >= 0) & (x < 2**32)).all()
         elif name == "outputs.top_log_p":
             words = f"tensor {name} must fall from the likeliest on"
             yield words, (x[:, 1:] <= x[:, :-1]).all()
@@ -446,6 +463,9 @@ def _agreements(
                 yield f"tensor {name} {words}", not rest.any()
 
 
+_LOG_PROBABILITIES = ("every", "top_log_p", "groups", "others_log_p")
+
+
 def _has_valid_values(name: str, x: Tensor) -> bool:
     """Finite numbers, squares not below zero, correlations within ±1; NaN for a norm not known."""
     import torch
@@ -456,7 +476,7 @@ def _has_valid_values(name: str, x: Tensor) -> bool:
         return not bool(((x[:, 2] == 0x80) & (x[:, 1] == 0) & (x[:, 0] == 0)).any())
     if not x.is_floating_point():
         return True
-    if name.startswith("outputs.") and name != "outputs.label_logits":  # -inf of nothing
+    if name.removeprefix("outputs.") in _LOG_PROBABILITIES:  # -inf of nothing
         return not bool((x.isnan() | (x > 1e-3)).any())
     if name.endswith(".norms"):
         return not bool((x.isinf() | (x < 0)).any())

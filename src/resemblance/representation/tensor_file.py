@@ -30,6 +30,7 @@ GroupFilter = Callable[[Mapping[str, Any], Collection[str]], Collection[str]]
 DEFAULT_FORMAT = 2  # which is written, unless the header asks for a newer one
 NEWEST_FORMAT = 3  # which is read
 _DTYPE_NAMES = {
+    "float16": "F16",
     "float32": "F32",
     "float64": "F64",
     "int16": "I16",

@@ -1,9 +1,8 @@
 """Agreement of predictions: disagreement, kappa, KL and JS of two networks, and of all pairs.
 
 Predictions are compared sample by sample, so both networks must have the same classes and must have
-been recorded on the same samples. Up to 1,024 classes everything is exact. Beyond, files store the
-most likely classes and the probabilities of groups of the others: divergences are those of the
-finest partition of the classes that both files have, which are lower bounds. Multi-label networks
+been recorded on the same samples. Up to 1,024 classes everything is exact. Beyond, KL is an
+unbiased estimate, and JS is known between two bounds (`output_divergences`). Multi-label networks
 disagree on a sample if any label differs, and their divergences are exact sums over labels.
 
 `behaviour` compares two networks, `behaviour_matrix` all pairs of many, where single-label and
@@ -22,12 +21,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .._utils.formatting import printable
 from ..errors import MismatchError
-from ..representation.outputs import CLASS_GROUPS, TOP_CLASSES, Outputs, class_groups
+from ..representation.outputs import CLASS_GROUPS, TOP_CLASSES, Outputs
 from ..representation.representation import Representation, RepresentationLike, as_representation
 from ..representation.schema import (
     COUNT,
@@ -41,17 +39,17 @@ from ..representation.schema import (
     or_null,
 )
 from . import jackknife
+from .output_divergences import log_probabilities, row_divergences
 from .pairing import blocks_obstacle, incomplete_message
 from .results import Content, Shape, StoredResult, count_samples, join_names
 
 _MAX_PARTS = 100  # of samples, or of sequences, left out in turn
-_ROWS_AT_ONCE = 1024  # compared at a time
-_MIN_REMAINDER = 1e-9  # of a probability that is left over, below which it is round-off
 
-
-_MEASURES = ("disagreement", "js", "kl", "agreement_beyond_chance", "shared_errors")
+_MEASURES = ("disagreement", "js", "kl", "kl_reverse", "agreement_beyond_chance", "shared_errors")
+_MEANS = 4  # of these that are means over rows
 _NUMBERS = (*_MEASURES, *(f"{name}_stderr" for name in _MEASURES))
 _BY_LABEL = ("label_disagreement", "label_disagreement_stderr")
+_NEW = ("kl_reverse", "kl_reverse_stderr", "js_upper")  # not in results of earlier versions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,19 +69,24 @@ class Behaviour(StoredResult):
         disagreement: share of samples on which the most likely classes differ.
         disagreement_stderr: standard error of the disagreement.
         js: Jensen-Shannon divergence in nats, the mean over samples; of multi-label networks, the
-            sum over labels.
+            sum over labels. Beyond 1,024 classes a lower bound.
         js_stderr: standard error of the Jensen-Shannon divergence.
         kl: KL(a‖b) in nats, the mean over samples; of multi-label networks, the sum over labels.
+            Beyond 1,024 classes an unbiased estimate, whose noise is in the standard error.
         kl_stderr: standard error of the KL divergence.
         agreement_beyond_chance: Cohen's kappa: 1 for equal predictions, 0 for unrelated ones.
         agreement_beyond_chance_stderr: standard error of kappa.
         shared_errors: of the samples that either network gets wrong, the share on which both are
             wrong in the same way; None where labels are not known.
         shared_errors_stderr: standard error of that share; None where labels are not known.
-        lower_bounds: whether `js` and `kl` are lower bounds.
+        lower_bounds: whether `js`, `kl` and `kl_reverse` are lower bounds: beyond 1,024 classes,
+            where a recording is from before files held sketches of probabilities.
         label_disagreement: share of samples on which each label differs; None for single-label
             networks.
         label_disagreement_stderr: standard errors of those shares; None for single-label networks.
+        kl_reverse: KL(b‖a) in nats, known as `kl` is; None in results of earlier versions.
+        kl_reverse_stderr: standard error of that divergence.
+        js_upper: where KL is estimated, (KL(a‖b) + KL(b‖a)) / 4, which JS cannot exceed; else None.
     """
 
     models: tuple[str, str]
@@ -103,6 +106,9 @@ class Behaviour(StoredResult):
     lower_bounds: bool
     label_disagreement: tuple[float, ...] | None = None
     label_disagreement_stderr: tuple[float, ...] | None = None
+    kl_reverse: float | None = None
+    kl_reverse_stderr: float | None = None
+    js_upper: float | None = None
 
     _kind = "behaviour"
     _rules: ClassVar = {
@@ -111,7 +117,8 @@ class Behaviour(StoredResult):
         "sequences": or_null(COUNT),
         "classes": ONE,
         "lower_bounds": YES_NO,
-        **{name: or_null(REAL) for name in _NUMBERS},
+        **{name: or_null(REAL) for name in _NUMBERS if name not in _NEW},
+        **{name: optional(or_null(REAL)) for name in _NEW},
         **{name: optional(or_null(list_of(or_null(REAL)))) for name in _BY_LABEL},
     }
 
@@ -129,8 +136,7 @@ class Behaviour(StoredResult):
             f"{_percent(self.disagreement_stderr)} of "
             f"{count_samples(self.samples, self.sequences)} (Cohen's kappa "
             f"{self.agreement_beyond_chance:.3f} ± {self.agreement_beyond_chance_stderr:.2g}); KL "
-            f"{least}{self.kl:.2g} ± {self.kl_stderr:.2g}, JS "
-            f"{least}{self.js:.2g} ± {self.js_stderr:.2g} nats."
+            f"{least}{self.kl:.2g} ± {self.kl_stderr:.2g}, {self._js_text(least)} nats."
         )
         if self.shared_errors is not None:
             out += (
@@ -138,6 +144,11 @@ class Behaviour(StoredResult):
                 f"{_percent(self.shared_errors)}."
             )
         yield out
+
+    def _js_text(self, least: str) -> str:
+        if self.js_upper is not None:  # a mean of estimates may lie below zero, or the bound
+            return f"JS between {self.js:.2g} and {max(self.js, self.js_upper):.2g}"
+        return f"JS {least}{self.js:.2g} ± {self.js_stderr:.2g}"
 
     def _columns(self) -> Mapping[str, Any]:
         ends = {"value": "", "stderr": "_stderr"}
@@ -153,14 +164,23 @@ class Behaviour(StoredResult):
             The fields by name, as JSON can hold them.
         """
         found = super().to_dict()
-        return {key: x for key, x in found.items() if x is not None or key not in _BY_LABEL}
+        optional_keys = (*_BY_LABEL, *_NEW)
+        return {key: x for key, x in found.items() if x is not None or key not in optional_keys}
 
 
 def behaviour(a: RepresentationLike, b: RepresentationLike) -> Behaviour:
     """How differently two networks predict on the samples that both were recorded on.
 
-    `disagreement` is exact always. `kl` is KL(a‖b) and `js` symmetric; beyond 1,024 classes both
-    are lower bounds, the better if b was recorded with `outputs_of=a`.
+    `disagreement` is exact always. `kl` is KL(a‖b), `kl_reverse` is KL(b‖a) and `js` is symmetric.
+    Beyond 1,024 classes KL is estimated from the most likely classes and sketches of the others:
+
+        KL ≈ Σ_T p (log p − log q) + ⟨S p, S log(p / q)⟩ over the classes outside of T,
+
+    with T the classes that both files list and S a CountSketch of 512 buckets, whose signs depend
+    on the seed and the sample's index. It has no bias, but for log-probabilities below −60, which
+    count as −60, and its noise is part of the standard error. The noise is smaller if b was
+    recorded with `outputs_of=a`. `js` is then a lower bound and `js_upper` an upper one. Of files
+    from before there were sketches, all divergences are lower bounds.
 
     Args:
         a: a recording of the first network, or the path of its file.
@@ -182,13 +202,13 @@ def behaviour(a: RepresentationLike, b: RepresentationLike) -> Behaviour:
     a, b = as_representation(a), as_representation(b)
     one, two = comparable_outputs(a, b)
     labels = one.labels if one.labels is not None else two.labels
-    kl, js, exact = row_divergences(one, two)
+    kl, reverse, js, _, known = row_divergences(one, two)
     p, q, wrong = (
         one.prediction,
         two.prediction,
         _wrong_rows(one, labels) | _wrong_rows(two, labels),
     )
-    each = torch.stack([torch.ones_like(js), wrong, wrong & (p == q), p != q, js, kl], 1)
+    each = torch.stack([torch.ones_like(js), wrong, wrong & (p == q), p != q, js, kl, reverse], 1)
     if one.label_logits is not None and two.label_logits is not None:
         each = torch.cat([each, (one.label_logits > 0) != (two.label_logits > 0)], 1)
     sums, predicted = _sums_by_part(each, torch.stack([p, q]), jackknife_parts(a))
@@ -204,13 +224,15 @@ def behaviour(a: RepresentationLike, b: RepresentationLike) -> Behaviour:
             numbers[f"shared_errors{end}"] = None
         if one.multi_label:
             numbers[f"label_disagreement{end}"] = tuple(x[len(_MEASURES) :])
+    if known == "estimated":
+        numbers["js_upper"] = (numbers["kl"] + numbers["kl_reverse"]) / 4
     tokens = a.settings.tokens_of_each
     return Behaviour(
         models=(a.name, b.name),
         samples=len(p),
         sequences=None if tokens is None else len(p) // tokens,
         classes=one.classes,
-        lower_bounds=not exact,
+        lower_bounds=known == "bounded",
         **numbers,
     )
 
@@ -285,19 +307,20 @@ def _sums_by_part(each: Tensor, predictions: Tensor, parts: Tensor) -> tuple[Ten
     return sums, predicted
 
 
-def _measures(sums: Tensor, predicted: Tensor) -> Tensor:  # (..., 6 + labels), (..., 2, k)
+def _measures(sums: Tensor, predicted: Tensor) -> Tensor:  # (..., 7 + labels), (..., 2, k)
     """The measures in the order of `_MEASURES`, then the disagreement on each label.
 
     Sums are over rows: the number of rows, of rows that either network gets wrong and that both get
-    wrong in the same way; of rows that are predicted differently, JS and KL, and of rows on which
-    each label differs.
+    wrong in the same way; of rows that are predicted differently, JS and KL both ways, and of rows
+    on which each label differs.
     """
     rows, wrong, both_wrong = sums[..., :3].unbind(-1)
     means = sums[..., 3:] / rows[..., None]
     by_chance = predicted.prod(-2).sum(-1) / rows**2
     kappa = torch.where(by_chance < 1, 1 - means[..., 0] / (1 - by_chance), 1.0)
     shared = both_wrong / wrong.clamp_min(1)
-    return torch.cat([means[..., :3], torch.stack([kappa, shared], -1), means[..., 3:]], -1)
+    both = torch.stack([kappa, shared], -1)
+    return torch.cat([means[..., :_MEANS], both, means[..., _MEANS:]], -1)
 
 
 def unit_rows(rep: Representation) -> Tensor:  # (units, tokens)
@@ -314,81 +337,6 @@ def jackknife_parts(rep: Representation) -> Tensor:  # (rows,)
     units = unit_rows(rep)
     parts = torch.arange(len(units)) * min(_MAX_PARTS, len(units)) // len(units)
     return torch.empty(units.numel(), dtype=torch.int64).index_put_((units,), parts[:, None])
-
-
-def row_divergences(one: Outputs, two: Outputs) -> tuple[Tensor, Tensor, bool]:  # (rows,), (rows,)
-    """KL(one‖two) and JS of each row, summed over labels, and whether they are exact."""
-    exact = one.top is None and two.top is None
-    found = []
-    for start in range(0, one.rows, _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
-        if exact:
-            log_p, log_q = log_probabilities(one, rows), log_probabilities(two, rows)
-        else:
-            log_p, log_q = _shared_partition(one, two, rows)
-        log_m = torch.logaddexp(log_p, log_q) - np.log(2)
-        js = (_mean_log_ratio(log_p, log_m) + _mean_log_ratio(log_q, log_m)) / 2
-        found.append(torch.stack([_mean_log_ratio(log_p, log_q), js]).clamp_min(0))
-    kl, js = torch.cat(found, 1)
-    return kl, js, exact
-
-
-def log_probabilities(outputs: Outputs, rows: slice) -> Tensor:  # (rows, k) float64
-    """All log-probabilities of some rows: of classes, or of each label and of its absence."""
-    if outputs.label_logits is not None:
-        z = outputs.label_logits[rows].double()
-        return F.logsigmoid(torch.cat([z, -z], 1))
-    assert outputs.every is not None
-    return outputs.every[rows].double()
-
-
-def _mean_log_ratio(log_p: Tensor, log_q: Tensor) -> Tensor:  # (rows, k) -> (rows,)
-    """Σ p log(p / q); what has no probability adds nothing."""
-    each = log_p.exp() * (log_p - log_q)
-    return torch.where(log_p.isneginf(), 0.0, each).sum(1)
-
-
-def _shared_partition(one: Outputs, two: Outputs, rows: slice) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the finest partition that both know: single classes, and groups."""
-    group = class_groups(one.classes)
-    (ids, log_p), (other_ids, log_q) = (_known_classes(x, rows) for x in (one, two))
-    shared, at = _find_classes(ids, other_ids, one.classes)
-    q = torch.where(shared, log_q.gather(1, at), -torch.inf)
-    p = torch.where(shared, log_p, -torch.inf)
-    parts = []
-    for single, outputs in ((p, one), (q, two)):
-        assert outputs.groups is not None
-        taken = torch.zeros(len(ids), outputs.groups.shape[1], dtype=torch.float64)
-        taken.scatter_add_(1, torch.where(shared, group[ids.clamp_min(0)], 0), single.exp())
-        rest = (outputs.groups[rows].double().exp() - taken).clamp_min(_MIN_REMAINDER)
-        parts.append(torch.cat([single, rest.log()], 1))
-    return parts[0], parts[1]
-
-
-def _find_classes(
-    ids: Tensor, others: Tensor, classes: int
-) -> tuple[Tensor, Tensor]:  # (rows, k1) both
-    """Whether each class is among the others of its row, and where."""
-    start = torch.arange(len(ids))[:, None] * (classes + 1) + 1  # -1 stands for no class
-    sorted_, order = (others + start).sort(1)
-    at = torch.searchsorted(sorted_, (ids + start).contiguous()).clamp_max(others.shape[1] - 1)
-    found = (sorted_.gather(1, at) == ids + start) & (ids >= 0)
-    return found, order.gather(1, at)
-
-
-def _known_classes(outputs: Outputs, rows: slice) -> tuple[Tensor, Tensor]:  # (rows, k), (rows, k)
-    """Classes whose probability is known, each once (-1 for none), and its logarithm."""
-    assert outputs.top is not None
-    assert outputs.top_log_p is not None
-    ids, log_p = outputs.top[rows], outputs.top_log_p[rows].double()
-    if outputs.others is None or outputs.others_log_p is None:
-        return ids, log_p
-    more, of_more = outputs.others[rows], outputs.others_log_p[rows].double()
-    again, _ = _find_classes(more, ids, outputs.classes)
-    return (
-        torch.cat([ids, torch.where(again, -1, more)], 1),
-        torch.cat([log_p, torch.where(again, -torch.inf, of_more)], 1),
-    )
 
 
 def _percent(share: float) -> str:
@@ -564,7 +512,8 @@ def _js_matrix(outputs: Sequence[Outputs], part: Tensor) -> np.ndarray:
             _add_js(total, p, part[rows])
     else:
         for i, j in itertools.combinations(range(number), 2):
-            total[i, j].index_add_(0, part, row_divergences(outputs[i], outputs[j])[1])
+            found = row_divergences(outputs[i], outputs[j], estimate=False)
+            total[i, j].index_add_(0, part, found.js)
     return _means_with_errors((x[i:] for i, x in enumerate(total)), part, number)
 
 

@@ -25,7 +25,8 @@ from .._utils.formatting import printable
 from .._utils.hashing import seeded_permutation
 from ..representation.outputs import Outputs
 from ..representation.representation import Representation, RepresentationLike, as_representation
-from .agreement import comparable_outputs, row_divergences
+from .agreement import comparable_outputs
+from .output_divergences import row_divergences
 from .results import Result, count_samples
 
 NEAR_TIE = 0.1  # between the probabilities of the two classes
@@ -176,7 +177,7 @@ def flips(a: RepresentationLike, b: RepresentationLike) -> Flips:
     """
     a, b = as_representation(a), as_representation(b)
     one, two = comparable_outputs(a, b)
-    kl, _, exact = row_divergences(one, two)
+    kl, *_, known = row_divergences(one, two, estimate=False)
     index, position = sample_numbers(a)
     labels = one.labels if one.labels is not None else two.labels
     if one.label_logits is not None and two.label_logits is not None:
@@ -188,7 +189,7 @@ def flips(a: RepresentationLike, b: RepresentationLike) -> Flips:
     columns |= {"index": index[rows], "position": position[rows], "kl": kl[rows]}
     order = torch.argsort(columns["kl"], descending=True, stable=True)
     quantiles = None
-    if exact:
+    if known == "exact":
         points = torch.tensor([0.5, 0.9, 0.99, 1.0], dtype=torch.float64)
         quantiles = tuple(torch.quantile(kl.double(), points).tolist())
     return Flips(
