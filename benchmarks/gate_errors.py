@@ -57,13 +57,16 @@ from torch.nn import functional as F
 
 import resemblance as rs
 import resemblance.gate
+from resemblance._ops.class_sketch import row_keys
 from resemblance.demo.digit_networks import pruned_copy, quantised_copy
-from resemblance.representation.outputs import Outputs
+from resemblance.recording import output_summary
+from resemblance.representation.outputs import MAX_FULL_CLASSES, Outputs
 from resemblance.representation.representation import Representation
 
 HERE = Path(__file__).parent
 CLASSES = 10
 LABELS = 5  # of multi-label networks
+MANY_CLASSES, MANY_UNITS = 1100, 3000  # of which files hold sketches, and a population of these
 POPULATION = 60_000  # samples, or tokens in sequences of 16
 TOKENS = 16  # of a sequence
 CAP = 1.0  # nats, at which the gate clips the KL of a row by default
@@ -133,6 +136,10 @@ class Population:
         rows, classes = x.flatten(0, 1).contiguous(), x.shape[-1]
         if self.multi_label:
             return Outputs(classes, label_logits=rows)
+        if classes > MAX_FULL_CLASSES:
+            keys = row_keys(0, np.arange(len(rows)))
+            tables = output_summary._ClassTables(classes, rows.device)
+            return Outputs(classes, **tables.summary(rows.clone(), None, keys))
         return Outputs(classes, every=rows)
 
     def values(self, quantity: str) -> Tensor:  # (units, tokens) float64
@@ -221,6 +228,8 @@ def population(name: str, size: float, quantity: str) -> Population:
         return _unrelated(size, generator)
     if kind == "labels":
         return _multi_label(size, parameter, generator)
+    if kind == "classes":  # more than files hold all of
+        return _many_classes(size, float(parameter), generator)
     if kind == "real":
         one, two = (_log_probabilities(x) for x in _blended(parameter, quantity, size))
         return Population(one[:, None], two[:, None])
@@ -333,6 +342,19 @@ def _unrelated(rarer: float, generator: torch.Generator) -> Population:
     logits = torch.randn(2, POPULATION, 1, generator=generator) * 0.3 + 0.3 * shift
     both = torch.stack([torch.zeros_like(logits), logits], -1).log_softmax(-1)
     return Population(both[0], both[1], related=False)
+
+
+def _many_classes(size: float, sigma: float, generator: torch.Generator) -> Population:
+    """Logits with a part in common, which all move, each row's by a lognormal amount."""
+    shape = (MANY_UNITS, 1, MANY_CLASSES)
+    z = 2 * torch.randn(shape, generator=generator) + torch.randn(shape[2], generator=generator)
+    moved = torch.randn(shape, generator=generator) + torch.randn(shape[2], generator=generator)
+    moved *= (sigma * torch.randn(shape[:2], generator=generator)).exp()[..., None]
+    scale = 0.1
+    for _ in range(8):
+        found = Population(z.log_softmax(-1), (z + scale * moved).log_softmax(-1))
+        scale *= (size / found.truth("kl")) ** 0.5
+    return found
 
 
 def _multi_label(size: float, how: str, generator: torch.Generator) -> Population:
@@ -695,6 +717,8 @@ def cells() -> list[Cell]:
         out += [Cell(quantity, "tokens-1.5-0.5", 0.02, n) for n in few]
         for name in ("lognormal-2", "real-int4", "tokens-1.5-0.5"):
             out += [Cell(f"{quantity}-p99", name, 0.02, n) for n in many]
+    out += [Cell("kl", f"classes-{sigma:g}", 0.02, n) for sigma in (0.5, 1.0) for n in few]
+    out += [Cell("kl-p99", "classes-0.5", 0.02, n) for n in (300, 1000)]
     for quantity in ("disagreement", "kappa", "kl", "js"):
         out += [Cell(quantity, "labels", 0.2, n) for n in many]
     unrelated = (
@@ -726,6 +750,7 @@ def _powers() -> list[Cell]:
     for quantity, limit in (("kl", 0.05), ("js", 0.02)):
         out += [Cell(quantity, name, limit / 2, 1000, "power", limit) for name in names]
         out += [Cell(quantity, "lognormal-3", limit / 2, 1000, "power", limit, promised=False)]
+    out += [Cell("kl", "classes-0.5", 0.025, 1000, "power", 0.05)]
     out += [Cell("gradients", "networks-digits-pruned", 0.9, 1000, "power", 0.8)]
     for limit in (0.05, 0.02, 0.01, 0.005):
         out += [Cell("disagreement", "rate", limit / 2, 0, "size", limit)]

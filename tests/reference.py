@@ -135,3 +135,29 @@ def close(found, expected, relative):
     """Whether two kernels agree to `relative` of √(K_ii K_jj), entry by entry."""
     scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
     return bool((np.abs(np.asarray(found) - expected) <= relative * scale + 1e-300).all())
+
+
+def divergences(log_p, log_q):
+    """KL(p‖q), KL(q‖p) and JS of each row (3, n) in float64, of log-probabilities (n, classes)."""
+    p, q = (np.asarray(x, np.float64) for x in (log_p, log_q))
+    m = np.logaddexp(p, q) - np.log(2)
+
+    def kl(one, two):
+        return (np.exp(one) * (one - two)).sum(1)
+
+    return np.stack([kl(p, q), kl(q, p), (kl(p, m) + kl(q, m)) / 2])
+
+
+def sketched_kl(log_p, log_q, listed, sketch):
+    """The estimate of KL(p‖q) of one row, with the classes T that are listed by both.
+
+    Σ_T p (log p − log q) + ⟨S p, S (log p − c_p) − S (log q − c_q)⟩ + (c_p − c_q) Σ p, the last two
+    over the other classes, with c the mean over all classes and S a matrix (buckets, classes).
+    """
+    p, q = (np.maximum(np.asarray(x, np.float64), -60) for x in (log_p, log_q))
+    rest = np.ones(len(p), bool)
+    rest[listed] = False
+    exact = (np.exp(p) * (p - q))[~rest].sum()
+    ratio = np.where(rest, (p - p.mean()) - (q - q.mean()), 0)
+    inner = (sketch @ np.where(rest, np.exp(p), 0)) @ (sketch @ ratio)
+    return exact + inner + (p.mean() - q.mean()) * np.exp(p)[rest].sum()

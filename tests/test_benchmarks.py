@@ -43,3 +43,20 @@ def test_a_coverage_is_too_low_when_one_run_in_a_hundred_would_be_as_low():
 
 def test_there_are_benchmarks():
     assert len(NAMES) > 8
+
+
+@pytest.mark.slow
+def test_the_kl_benchmark_runs_and_keeps_what_it_found(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    pytest.importorskip("tokenizers")
+    out = tmp_path / "kl.json"
+    monkeypatch.setattr(sys, "argv", ["kl_sketch", "--tiny", "--out", str(out)])
+    importlib.import_module("benchmarks.kl_sketch").main()
+    found = json.loads(out.read_text())
+    assert set(found["copies"]) > {"int8", "int3", "bf16", "pruned-50", "tuned", "twin"}
+    for name, copied in found["copies"].items():
+        error = abs(copied["estimate"] - copied["kl"])
+        assert error < 5 * copied["stderr"], name  # the mean of three draws
+        assert copied["check"]["exit_status"] == 3  # 48 sequences do not decide
+    assert found["coverage"] > 0.8  # of 66 estimates; the draws of different copies are the same
+    assert 3800 < found["bytes_a_row_in_all"] < 3900

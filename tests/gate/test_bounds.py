@@ -161,6 +161,31 @@ def test_bounds_of_means_hold_whatever_the_tail(kind, n):
     assert (missed / 200 < 0.096).all()
 
 
+@pytest.mark.parametrize("kind", HEAVY)
+def test_bounds_of_means_hold_for_values_that_noise_makes_negative(kind):
+    generator, missed = np.random.default_rng(0), np.zeros(2)
+    truth = HEAVY[kind](np.random.default_rng(1), 1_000_000).mean()
+    for _ in range(200):
+        values = HEAVY[kind](generator, 100) + 0.02 * generator.normal(size=100)
+        found = mean_bounds(values, 1.1, -1.1)
+        missed += [found.low > truth, found.high < truth]
+        assert found.value == pytest.approx(values.mean())
+    assert (missed / 200 < 0.096).all()
+
+
+def test_a_range_is_that_of_values_shifted_and_scaled():
+    values = np.random.default_rng(0).random(80)
+    one, two = mean_bounds(values, 1.0), mean_bounds(3 * values - 2, 1.0, -2.0)
+    for name in ("value", "low", "high"):
+        assert 3 * getattr(one, name) - 2 == pytest.approx(getattr(two, name))
+    for n in (5, 400):  # as many samples decide
+        draws = [
+            mean_decides(x, 1.0, limit, least)(n, np.random.default_rng(0))
+            for x, limit, least in ((values, 0.6, 0.0), (2 * values - 1, 0.2, -1.0))
+        ]
+        assert draws[0] == draws[1] == (n == 400)
+
+
 def test_a_thousand_samples_show_a_divergence_at_half_of_the_threshold():
     """A JS of 0.01 nats, lognormal with σ = 2, is shown to lie below 0.02 in nine draws of ten."""
     generator = np.random.default_rng(0)

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 import networks
+import reference
 import resemblance as rs
 from digit_copies import recorded
 from resemblance.errors import DataError, MismatchError
-from resemblance.gate.output_thresholds import OutputThresholds
+from resemblance.gate.output_thresholds import OutputThresholds, _clipping_bias
 from resemblance.representation.outputs import Outputs
 
 
@@ -165,6 +166,85 @@ def test_tokens_are_capped_before_they_are_averaged_over_a_sequence():
     finding = one(a, b, max_kl=cap / 2, kl_cap=cap)
     assert finding.measured == pytest.approx(np.minimum(kl, cap).mean())
     assert "exceeded by 50 %" in finding.remarks[0]
+
+
+# -- divergences of more classes than files hold all of -------------------------------------------
+
+
+@functools.cache
+def many_logits(n, size):
+    """Logits of 3,000 classes, and of a copy in which each row and all together are moved."""
+    generator = torch.Generator().manual_seed(0)
+    z = 2 * torch.randn(n, 3000, generator=generator) + torch.randn(3000, generator=generator)
+    moved = torch.randn(n, 3000, generator=generator)
+    return z, z + size * (0.8 * moved + 0.6 * moved[:1])
+
+
+@functools.cache
+def of_many_classes(n, size):
+    """Recordings of both, and the true KL of each row."""
+    both = many_logits(n, size)
+    rows = torch.arange(n)[:, None]
+    reps = (rs.record_arrays(rows, outputs=x, buckets=0, data_id="rows") for x in both)
+    return *reps, reference.divergences(*(x.double().log_softmax(1) for x in both))
+
+
+def test_a_near_copy_passes_a_far_one_fails_and_one_between_is_undecided():
+    for size, status in ((0.1, "passed"), (0.31, "undecided"), (0.8, "failed")):
+        a, b, true = of_many_classes(500, size)
+        finding = one(a, b, max_kl=0.05)
+        assert finding.status == status
+        assert finding.low < true[0].mean() < finding.high
+        assert finding.measured == pytest.approx(rs.behaviour(a, b).kl, rel=0.02)
+        assert "estimated from sketches" in finding.text("samples")
+    assert one(*of_many_classes(500, 0.31)[:2], max_kl=0.05).samples_needed > 500
+    assert rs.check(*of_many_classes(500, 0.1)[:2], max_kl=0.05).exit_status == 0
+
+
+def test_js_is_judged_by_its_bounds():
+    for size, status in ((0.1, "passed"), (0.45, "undecided"), (1.5, "failed")):
+        a, b, true = of_many_classes(500, size)
+        finding = one(a, b, max_js=0.02)
+        assert finding.status == status
+        assert finding.low < true[2].mean() < finding.high
+        assert "JS lies between" in finding.remarks[0]
+
+
+def test_a_percentile_is_withheld_where_the_noise_of_rows_is_larger():
+    a, b, true = of_many_classes(500, 0.31)
+    clear = one(a, b, max_kl="p90=0.3")
+    assert clear.status == "passed"
+    noisy = one(a, b, max_kl=f"p90={np.quantile(true[0], 0.9):.4f}")
+    assert noisy.status == "undecided"
+    assert "is estimated to ±" in noisy.why("samples")
+    assert noisy.samples_needed is None
+    assert one(a, b, max_kl="p90=0.005").status == "failed"
+    few = one(*of_many_classes(20, 0.31)[:2], max_kl="p90=0.3")
+    assert (few.status, few.samples_needed > 20) == ("undecided", True)
+
+
+def test_clipping_noisy_values_is_allowed_for():
+    """What clipping at the cap takes off the mean of noisy values is added to the bound."""
+    generator = torch.Generator().manual_seed(0)
+    for true, noise in ((0.2, 0.3), (0.9, 0.3), (0.99, 2.0)):
+        values = true + noise * torch.randn(200_000, generator=generator, dtype=torch.float64)
+        lost = true - float(values.clamp(max=1).mean())
+        found = _clipping_bias(values, torch.full_like(values, noise), 1.0)
+        assert lost - 1e-3 <= found <= 0.6 * noise
+    exact = torch.tensor([0.2, 0.9], dtype=torch.float64)
+    assert _clipping_bias(exact, torch.zeros_like(exact), 1.0) < 1e-12
+
+
+def test_unrelated_networks_of_many_classes_do_not_pass():
+    """Two networks that say the same for all samples, but for noise."""
+    generator = torch.Generator().manual_seed(0)
+    z = 3 * torch.randn(3000, generator=generator)
+    both = (z + 0.05 * torch.randn(300, 3000, generator=generator) for _ in range(2))
+    rows = torch.arange(300)[:, None]
+    a, b = (rs.record_arrays(rows, outputs=x, buckets=0, data_id="rows") for x in both)
+    finding = one(a, b, max_kl=0.05)
+    assert finding.status == "undecided"
+    assert "not shown to be related" in finding.why("samples")
 
 
 # -- chance -------------------------------------------------------------------------------------

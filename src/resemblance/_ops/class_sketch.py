@@ -28,19 +28,18 @@ class ClassSketch:
     """S for rows of so many classes, on a device."""
 
     def __init__(self, classes: int, device: torch.device) -> None:
-        order, bits = _class_order(classes), _class_bits(np.arange(classes))
+        order = _class_order(classes)
         short = -classes % CLASS_BUCKETS  # places without a class: any, with a sign of zero
         order = np.concatenate([order, np.zeros(short, np.int64)])
-        # halves, as a parity is the fraction of half a count
-        halves = (bits[order] >> np.arange(_BITS)[:, None] & 1).astype(np.float32) / 2
         self._classes = classes
         self._order = copy_to_device_async(torch.from_numpy(order), device)
-        self._halves = copy_to_device_async(torch.from_numpy(halves), device)
+        bits = copy_to_device_async(torch.from_numpy(_class_bits(order)), device)
+        # halves, as a parity is the fraction of half a count
+        self._halves = _unpack(bits).T.contiguous() / 2
 
     def signs(self, keys: Tensor) -> Tensor:  # (rows,) -> (rows, places)
         """The sign of each class in each row, in the order of buckets."""
-        bits = (keys[:, None] >> torch.arange(_BITS, device=keys.device)) & 1
-        signs = (bits.float() @ self._halves).frac_().mul_(-4).add_(1)
+        signs = (_unpack(keys) @ self._halves).frac_().mul_(-4).add_(1)
         signs[:, self._classes :] = 0
         return signs
 
@@ -62,6 +61,10 @@ def class_places(ids: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tenso
     for shift in (16, 8, 4, 2, 1):
         parity = parity ^ (parity >> shift)
     return _class_buckets(classes)[known], (1 - 2 * (parity & 1)).double()
+
+
+def _unpack(bits: Tensor) -> Tensor:  # (n,) int64 -> (n, _BITS) float32
+    return ((bits[:, None] >> torch.arange(_BITS, device=bits.device)) & 1).float()
 
 
 def _class_order(classes: int) -> np.ndarray:
