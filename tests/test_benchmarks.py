@@ -58,5 +58,5 @@ def test_the_kl_benchmark_runs_and_keeps_what_it_found(tmp_path, monkeypatch):
         error = abs(copied["estimate"] - copied["kl"])
         assert error < 5 * copied["stderr"], name  # the mean of three draws
         assert copied["check"]["exit_status"] == 3  # 48 sequences do not decide
-    assert found["coverage"] > 0.8  # of 66 estimates; the draws of different copies are the same
+    assert found["coverage"]["covered_of_drawn"] > 0.9  # of 66 estimates
     assert 3800 < found["bytes_a_row_in_all"] < 3900
