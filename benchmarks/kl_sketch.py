@@ -6,10 +6,10 @@
 Trains a small Llama and a twin on the Python files of this machine (32,000 tokens of vocabulary),
 and makes copies: rounded, pruned, in bfloat16, trained on. The truth is the KL of all tokens that
 were drawn of many unseen sequences, in float64. Each draw takes some of these sequences and a seed
-of the sketch, and estimates KL as two files of them would; beside it stands the exact mean. Then base and copies are recorded into
-files as a user would, which `check` judges, and the pass is timed with the summary of outputs as it
-is, as it was before there were sketches (32 classes, and groups that are added up atomically), and
-without any. The result is written after each step.
+of the sketch, and estimates KL as two files of them would; beside it stands the exact mean. Then
+base and copies are recorded into files as a user would, which `check` judges. The pass is timed
+with the summary of outputs as it is, as it was before there were sketches (32 classes, and groups
+that are added up atomically), and without any. The result is written after each step.
 """
 
 from __future__ import annotations

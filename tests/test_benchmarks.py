@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from optional_libraries import usable_torchvision
+
 benchmarks = pytest.importorskip("benchmarks", reason="the benchmarks are not in a source package")
 NAMES = [module.name for module in pkgutil.iter_modules(benchmarks.__path__)]
 
@@ -49,6 +51,7 @@ def test_there_are_benchmarks():
 def test_the_kl_benchmark_runs_and_keeps_what_it_found(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     pytest.importorskip("tokenizers")
+    usable_torchvision()
     out = tmp_path / "kl.json"
     monkeypatch.setattr(sys, "argv", ["kl_sketch", "--tiny", "--out", str(out)])
     importlib.import_module("benchmarks.kl_sketch").main()
@@ -58,5 +61,5 @@ def test_the_kl_benchmark_runs_and_keeps_what_it_found(tmp_path, monkeypatch):
         error = abs(copied["estimate"] - copied["kl"])
         assert error < 5 * copied["stderr"], name  # the mean of three draws
         assert copied["check"]["exit_status"] == 3  # 48 sequences do not decide
-    assert found["coverage"]["covered_of_drawn"] > 0.9  # of 66 estimates
+    assert found["coverage"]["covered_of_drawn"] > 0.8  # of 66 estimates
     assert 3800 < found["bytes_a_row_in_all"] < 3900
