@@ -28,12 +28,8 @@ class ClassSketch:
     """S for rows of so many classes, on a device."""
 
     def __init__(self, classes: int, device: torch.device) -> None:
-        order = _class_order(classes)
-        short = -classes % CLASS_BUCKETS  # places without a class: any, with a sign of zero
-        order = np.concatenate([order, np.zeros(short, np.int64)])
-        self._classes = classes
-        self._order = copy_to_device_async(torch.from_numpy(order), device)
-        bits = copy_to_device_async(torch.from_numpy(_class_bits(order)), device)
+        order, bits = (copy_to_device_async(x, device) for x in _padded_order(classes))
+        self._classes, self._order = classes, order
         # halves, as a parity is the fraction of half a count
         self._halves = _unpack(bits).T.contiguous() / 2
 
@@ -65,6 +61,13 @@ def class_places(ids: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tenso
 
 def _unpack(bits: Tensor) -> Tensor:  # (n,) int64 -> (n, _BITS) float32
     return ((bits[:, None] >> torch.arange(_BITS, device=bits.device)) & 1).float()
+
+
+@functools.lru_cache(maxsize=2)
+def _padded_order(classes: int) -> tuple[Tensor, Tensor]:  # (places,) each
+    """The class at each place and its bits; places beyond the classes have any."""
+    order = np.pad(_class_order(classes), (0, -classes % CLASS_BUCKETS))
+    return torch.from_numpy(order), torch.from_numpy(_class_bits(order))
 
 
 def _class_order(classes: int) -> np.ndarray:

@@ -7,6 +7,7 @@ known.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -153,18 +154,24 @@ class OutputSummary:
         return None if joined is None else _outputs_on_host(joined)
 
 
+@functools.lru_cache(maxsize=2)
+def _padded_groups(classes: int) -> tuple[Tensor, Tensor]:  # (places, groups) each
+    """The classes of each group, and which places of a group have one; others have any class."""
+    group = class_groups(classes)
+    counts = group.bincount(minlength=CLASS_GROUPS)
+    inside = torch.arange(int(counts.max()))[:, None] < counts
+    order = torch.zeros_like(inside, dtype=torch.int64)
+    order.T[inside.T] = group.argsort(stable=True)
+    return order, inside
+
+
 class _ClassTables:
     """What summarises rows of more than 1,024 classes: groups of classes, and the sketch."""
 
     def __init__(self, classes: int, device: torch.device) -> None:
         self._sketch = ClassSketch(classes, device)
-        group = class_groups(classes)
-        counts = group.bincount(minlength=CLASS_GROUPS)
-        inside = torch.arange(int(counts.max()))[:, None] < counts  # (places, groups)
-        order = torch.zeros_like(inside, dtype=torch.int64)
-        order.T[inside.T] = group.argsort(stable=True)
-        self._order = copy_to_device_async(order.flatten(), device)
-        self._inside = copy_to_device_async(inside, device)
+        order, self._inside = (copy_to_device_async(x, device) for x in _padded_groups(classes))
+        self._order = order.flatten()
 
     def summary(self, log_p: Tensor, others: Tensor | None, keys: Tensor) -> dict[str, Tensor]:
         """What is kept of some rows; their log-probabilities are overwritten."""
