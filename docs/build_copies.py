@@ -452,7 +452,7 @@ def throughout(of: Results) -> Iterator[str]:
         and of.row("digits", "pruned-50")["parting"] == "act1",
         "**Where they part says what was changed.** Language models whose embedding was left alone part after it, tuned ones at it; `dynamic` parts at the first linear layer. Digit copies that were changed everywhere part at their first layer, or at the first that moved by more than a ten-thousandth: `tuned` at the second, `int8` nowhere.",
     )
-    yield "- Beyond 1,024 tokens or classes a file keeps a part of the probabilities, and KL is a lower bound. Record such a copy with `--outputs-of base.rsm`, which makes the bound [tighter](reading.md#what-the-networks-do)."
+    yield "- Beyond 1,024 tokens or classes KL is an [unbiased estimate](reading.md#what-the-networks-do), whose noise is part of its standard error. Record a copy with `--outputs-of base.rsm` to make it smaller."
     libraries = of.content["libraries"]
     versions = ", ".join(f"{name} {libraries[name]}" for name in sorted(libraries))
     yield f"Made by `python docs/build_copies.py` from `benchmarks/results/copies.json`, with torch {of.content['environment']['torch'].split('+')[0]}, {versions}. Run again on the same machine, it gave the same numbers to the last digit."

@@ -62,12 +62,12 @@ def check(
     Args:
         base: a recording of the original network, or the path of its file.
         copy: a recording of the copy on the same samples with the same settings, or its path.
-            Beyond 1,024 classes, record it with `outputs_of=base`.
         max_disagreement: largest share of samples that may be predicted differently; of multi-label
             networks, with any label differing.
         max_kl: largest mean over samples of KL(base‖copy), in nats, each capped at `kl_cap`; with
             percentiles as a mapping, `{"mean": 0.01, "p99": 0.05}`, or as words, `"p99=0.05"`. The
-            99th percentile is judged as the share of samples above its limit, at most 1 %.
+            99th percentile is judged as the share of samples above its limit, at most 1 %. Beyond
+            1,024 classes KL is estimated, and the mean of each sequence (or sample) is capped.
         max_js: largest Jensen-Shannon divergence, in nats, in the same forms. It needs no cap.
         min_kappa: least Cohen's kappa of the predictions, which is agreement beyond chance.
         min: least CKA by kernel at the worst layer, or with `mean:` on average over layers:

@@ -36,7 +36,7 @@ class Copies(Plotted, Result):
         name: names of the copies.
         disagreement: share of samples on which the most likely class differs from the base's.
         disagreement_stderr: standard error of the disagreement.
-        kl: KL(base‖copy) in nats, the mean over samples; a lower bound beyond 1,024 classes.
+        kl: KL(base‖copy) in nats, the mean over samples, as `behaviour` has it.
         kl_stderr: standard error of the KL divergence.
         features: CKA of centred features, the mean over layers.
         features_stderr: standard error of that mean.
