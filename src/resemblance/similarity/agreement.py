@@ -17,7 +17,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ from ..representation.schema import (
     or_null,
 )
 from . import jackknife
-from .output_divergences import log_probabilities, row_divergences
+from .output_divergences import Known, log_probabilities, row_divergences
 from .pairing import blocks_obstacle, incomplete_message
 from .results import Content, Shape, StoredResult, count_samples, join_names
 
@@ -201,17 +201,47 @@ def behaviour(a: RepresentationLike, b: RepresentationLike) -> Behaviour:
     """
     a, b = as_representation(a), as_representation(b)
     one, two = comparable_outputs(a, b)
+    tokens, parts = a.settings.tokens_of_each, jackknife_parts(a)
+    return behaviour_of_rows((a.name, b.name), predicted_rows(one, two), parts, tokens)
+
+
+class PredictedRows(NamedTuple):
+    """What two networks predict for some rows."""
+
+    numbers: Tensor  # (rows, 7 + labels) float64, as `_measures` takes their sums
+    predictions: Tensor  # (2, rows) int64
+    known: Known
+    labelled: bool  # whether the right answers are known for any row
+    classes: int
+    multi_label: bool
+
+
+def predicted_rows(one: Outputs, two: Outputs) -> PredictedRows:
+    """How the predictions of two networks differ, row by row."""
     labels = one.labels if one.labels is not None else two.labels
     kl, reverse, js, _, known = row_divergences(one, two)
-    p, q, wrong = (
-        one.prediction,
-        two.prediction,
-        _wrong_rows(one, labels) | _wrong_rows(two, labels),
-    )
+    p, q = one.prediction, two.prediction
+    wrong = _wrong_rows(one, labels) | _wrong_rows(two, labels)
     each = torch.stack([torch.ones_like(js), wrong, wrong & (p == q), p != q, js, kl, reverse], 1)
     if one.label_logits is not None and two.label_logits is not None:
         each = torch.cat([each, (one.label_logits > 0) != (two.label_logits > 0)], 1)
-    sums, predicted = _sums_by_part(each, torch.stack([p, q]), jackknife_parts(a))
+    labelled = labels is not None and bool((labels >= 0).any())
+    both = torch.stack([p, q])
+    return PredictedRows(each, both, known, labelled, one.classes, one.multi_label)
+
+
+def behaviour_of_rows(
+    models: tuple[str, str], rows: PredictedRows, parts: Tensor, tokens: int | None
+) -> Behaviour:
+    """Means over rows, with standard errors by leaving parts out.
+
+    Args:
+        models: names of the two networks.
+        rows: what they predict.
+        parts: (rows,) the part that each row is left out with.
+        tokens: rows of a sequence; None if rows are samples.
+    """
+    sums, predicted = _sums_by_part(rows.numbers, rows.predictions, parts)
     total, count = sums.sum(0), predicted.sum(0)
     value = _measures(total, count)
     error = torch.full_like(value, torch.nan)
@@ -220,19 +250,18 @@ def behaviour(a: RepresentationLike, b: RepresentationLike) -> Behaviour:
     numbers: dict[str, Any] = {}
     for end, x in (("", value.tolist()), ("_stderr", error.tolist())):
         numbers |= {f"{name}{end}": number for name, number in zip(_MEASURES, x, strict=False)}
-        if labels is None or not (labels >= 0).any():
+        if not rows.labelled:
             numbers[f"shared_errors{end}"] = None
-        if one.multi_label:
+        if rows.multi_label:
             numbers[f"label_disagreement{end}"] = tuple(x[len(_MEASURES) :])
-    if known == "estimated":
+    if rows.known == "estimated":
         numbers["js_upper"] = (numbers["kl"] + numbers["kl_reverse"]) / 4
-    tokens = a.settings.tokens_of_each
     return Behaviour(
-        models=(a.name, b.name),
-        samples=len(p),
-        sequences=None if tokens is None else len(p) // tokens,
-        classes=one.classes,
-        lower_bounds=known == "bounded",
+        models=models,
+        samples=len(parts),
+        sequences=None if tokens is None else len(parts) // tokens,
+        classes=rows.classes,
+        lower_bounds=rows.known == "bounded",
         **numbers,
     )
 
@@ -286,7 +315,7 @@ def predictions_obstacle(a: Representation, b: Representation) -> str | None:
 def _wrong_rows(outputs: Outputs, labels: Tensor | None) -> Tensor:  # (rows,) bool
     """The rows that a network gets wrong, as far as the right answers are known."""
     if labels is None:
-        return torch.zeros(outputs.rows, dtype=torch.bool)
+        return torch.zeros(outputs.rows, dtype=torch.bool, device=outputs.first.device)
     if outputs.label_logits is not None:
         return (((outputs.label_logits > 0) != (labels > 0)) & (labels >= 0)).any(1)
     return (outputs.prediction != labels) & (labels >= 0)
@@ -335,8 +364,13 @@ def unit_rows(rep: Representation) -> Tensor:  # (units, tokens)
 def jackknife_parts(rep: Representation) -> Tensor:  # (rows,)
     """The part that each row is left out with: a token, with its sequence."""
     units = unit_rows(rep)
-    parts = torch.arange(len(units)) * min(_MAX_PARTS, len(units)) // len(units)
+    parts = unit_parts(len(units))
     return torch.empty(units.numel(), dtype=torch.int64).index_put_((units,), parts[:, None])
+
+
+def unit_parts(units: int) -> Tensor:  # (units,)
+    """The part that each sample, or sequence, is left out with."""
+    return torch.arange(units) * min(_MAX_PARTS, units) // units
 
 
 def _percent(share: float) -> str:

@@ -29,6 +29,9 @@ _ROWS_AT_ONCE = 1024  # compared at a time
 _MIN_REMAINDER = 1e-9  # of a probability that is left over, below which it is round-off
 
 
+Known = Literal["exact", "estimated", "bounded"]
+
+
 class Divergences(NamedTuple):
     """Divergences of each row in nats, summed over independent labels.
 
@@ -40,7 +43,7 @@ class Divergences(NamedTuple):
     reverse: Tensor  # (rows,) KL(two‖one)
     js: Tensor  # (rows,)
     noise: Tensor  # (2, rows) standard errors of `kl` and `reverse` of each row: the sketch's
-    known: Literal["exact", "estimated", "bounded"]
+    known: Known
 
 
 def row_divergences(one: Outputs, two: Outputs, *, estimate: bool = True) -> Divergences:
@@ -70,11 +73,11 @@ def row_divergences(one: Outputs, two: Outputs, *, estimate: bool = True) -> Div
             kl = _estimates(one, two, rows)
         else:
             both = _mean_log_ratio(log_p, log_q), _mean_log_ratio(log_q, log_p)
-            kl = *(x.clamp_min(0) for x in both), *torch.zeros(2, len(js), dtype=torch.float64)
+            kl = *(x.clamp_min(0) for x in both), *js.new_zeros(2, len(js))
         found.append(torch.stack([js.clamp_min(0), *kl]))
     js, kl, reverse, *noise = torch.cat(found, 1)
-    known: Literal["exact", "estimated", "bounded"] = "exact" if exact else "bounded"
-    return Divergences(kl, reverse, js, torch.stack(noise), "estimated" if sketched else known)
+    known: Known = "exact" if exact else "estimated" if sketched else "bounded"
+    return Divergences(kl, reverse, js, torch.stack(noise), known)
 
 
 def log_probabilities(outputs: Outputs, rows: slice) -> Tensor:  # (rows, k) float64
