@@ -25,6 +25,7 @@ from typer import Argument, Option
 
 import resemblance as rs
 
+from .._utils.atomic_files import write_atomically
 from .._utils.formatting import count_noun
 from ..errors import DataError
 from ..recording.config import MAX_FULL_GRAM_SAMPLES, RecordConfig
@@ -246,7 +247,15 @@ def record(
         Option(
             metavar="FILE",
             help="An .npz or .safetensors of outputs that another engine computed, instead of "
-            "--model and --data; needs --data-id.",
+            "--model and --data; needs --data-id or --like.",
+        ),
+    ] = None,
+    like: Annotated[
+        Optional[Path],
+        Option(
+            metavar="FILE.rsm",
+            help="The recording whose samples --arrays holds, a row for each that `resemblance "
+            "samples` lists.",
         ),
     ] = None,
     weights: Weights = None,
@@ -309,11 +318,14 @@ def record(
     from ..recording import checkpoints
     from ..recording.record import NamedRecording, load_recording_data, record_named
 
-    check_outputs(out, json_file, checkpoint, read=[model, data, weights, outputs_of, arrays])
+    read = [model, data, weights, outputs_of, arrays, like]
+    check_outputs(out, json_file, checkpoint, read=read)
     if arrays is not None:
         _refuse_beside_arrays(options)
-        _report_recording(_recorded_arrays(arrays, given, name or out.stem), out, json_file)
+        _report_recording(_recorded_arrays(arrays, like, given, name or out.stem), out, json_file)
         return
+    if like is not None:
+        raise DataError("--like says which samples --arrays holds; give both, or leave it out")
     if model is None or data is None:
         raise DataError("expected --model and --data, or --arrays")
     text = TextOptions(length, cast(Any, packing), text_field, tokenizer)
@@ -342,7 +354,7 @@ def record(
 
 
 _ARRAY_OPTIONS = ("logits", "seed", "buckets", "block", "blocks", "on_bad", "data_id")
-_FILE_OPTIONS = ("arrays", "out", "name", "json_file")
+_FILE_OPTIONS = ("arrays", "like", "out", "name", "json_file")
 
 
 def _refuse_beside_arrays(options: dict[str, Any]) -> None:
@@ -356,13 +368,43 @@ def _refuse_beside_arrays(options: dict[str, Any]) -> None:
             )
 
 
-def _recorded_arrays(arrays: Path, given: dict[str, Any], name: str) -> Representation:
+def _recorded_arrays(
+    arrays: Path, like: Path | None, given: dict[str, Any], name: str
+) -> Representation:
     from ..recording.record_arrays import arrays_in_file
 
-    how = {key: value for key, value in given.items() if key in _ARRAY_OPTIONS}
-    if "data_id" not in how:
-        raise DataError("--arrays needs --data-id, the name of the samples by which files pair")
-    return rs.record_arrays(**arrays_in_file(arrays), **how, name=name)
+    defaults = RecordConfig()
+    how = {
+        key: value
+        for key, value in given.items()
+        if key in _ARRAY_OPTIONS and value != getattr(defaults, key)
+    }
+    return rs.record_arrays(**arrays_in_file(arrays), **how, like=like, name=name)
+
+
+@app.command()
+def samples(
+    file: Annotated[Path, Argument(help="A file that `resemblance record` wrote.")],
+    out: Annotated[
+        str, Option("--out", "-o", metavar="FILE.csv", help="File to write; default: - (print).")
+    ] = "-",
+) -> None:
+    """List the samples, or tokens, that a recording has predictions of, in its order.
+
+    Run another engine on these, and read its outputs with `record --arrays FILE --like`.
+    """
+    from ..recording.record_arrays import check_known_samples
+
+    check_outputs(out, read=[file])
+    rep = rs.load(file)
+    check_known_samples(rep)
+    numbers = rep.sample_numbers()
+    rows = zip(*(column.tolist() for column in numbers.values()), strict=True)
+    lines = [",".join(map(str, row)) for row in ([*numbers], *rows)]
+    if out in output.STANDARD_OUTPUT:
+        typer.echo("\n".join(lines))
+    else:
+        write_atomically(out, ("\n".join(lines) + "\n").encode())
 
 
 def _report_recording(rep: Representation, out: Path, json_file: str | None) -> None:

@@ -1,14 +1,17 @@
 """Array recording: `record_arrays` makes a Representation of what was computed elsewhere.
 
 Features, gradients and outputs may come from JAX, NumPy or memory-mapped files, and outputs alone
-are enough to compare and check predictions.
+are enough to compare and check predictions. Rows are those of all samples in the order of the data,
+or with `like` those of another recording's blocks, in that recording's order.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,13 +22,21 @@ from torch import Tensor, nn
 from .._data.batches import check_unmasked
 from .._data.load_data import load_named_arrays
 from .._data.make_source import make_source
-from .._data.sources import Share
+from .._data.sources import Batch, Piece, SampledTokens, Share, split_into_batches
 from .._models.logits import Logits, LogitsCheck, LogitsReader
 from .._models.runtimes.runtime import OUTPUTS
 from .._ops.devices import require_cpu_default_device
 from .._utils.validation import check_integer, check_nonempty_strings
 from ..errors import DataError, TargetError
-from ..representation.representation import DataInfo, Made, ModelInfo, Representation
+from ..representation.representation import (
+    DataInfo,
+    Made,
+    ModelInfo,
+    Representation,
+    RepresentationLike,
+    Settings,
+    as_representation,
+)
 from .accumulators import Accumulators, Origin
 from .config import RecordConfig
 from .output_summary import OutputSummary
@@ -38,7 +49,8 @@ def record_arrays(
     outputs: Any = None,
     labels: Any = None,
     logits: Logits = "auto",
-    data_id: str,
+    data_id: str | None = None,
+    like: RepresentationLike | None = None,
     name: str = "arrays",
     target: str = "arrays",
     elementwise: bool = False,
@@ -66,7 +78,11 @@ def record_arrays(
         labels: the right class of each sample (N,), or multi-hot rows (N, labels).
         logits: what the outputs are, as in `record`.
         data_id: name of the samples: recordings with equal names and N count as made on the same
-            samples, row by row.
+            samples, row by row. Either this or `like` is needed.
+        like: a recording, or the path of its file, whose samples these are: row i is of the i-th
+            sample, or token, of its `sample_numbers`. The numbers of rows and of classes are
+            checked, and labels if both have them; that rows are in this order cannot be. Seed,
+            blocks, buckets and target are those of that recording.
         name: name of the model.
         target: name of the loss that gradients are of.
         elementwise: whether to record the kernel of f ∘ g as well.
@@ -85,7 +101,8 @@ def record_arrays(
         The recording.
 
     Raises:
-        DataError: if arrays differ in length or shape, or do not hold real numbers.
+        DataError: if arrays differ in length or shape, do not hold real numbers, or are not as
+            many as `like` has rows.
         TargetError: if outputs are not what `logits` says.
 
     Example:
@@ -94,54 +111,53 @@ def record_arrays(
         >>> record_arrays(x, data_id="noise").layer_names
         ['features']
     """
+    options = dict(locals())
     require_cpu_default_device()
-    check_nonempty_strings(data_id=data_id, name=name, target=target)
+    check_nonempty_strings(name=name, target=target)
+    if (data_id is None) == (like is None):
+        raise DataError(
+            "arrays need `data_id`, the name of their samples, or `like`, the recording whose "
+            f"samples they are of; found {'neither' if like is None else 'both'}"
+        )
     if features is None and outputs is None:
         raise DataError("expected features or outputs, found neither")
     f = _arrays_by_layer({OUTPUTS: outputs} if features is None else features)
     g = None if gradients is None else _arrays_by_layer(gradients)
     predicted = _Predictions(outputs, labels, LogitsReader(logits))
-    parts = (f, g or {}, predicted.arrays)
-    lengths = {key: len(value) for part in parts for key, value in part.items()}
-    if not f or len(set(lengths.values())) != 1:
-        raise DataError(f"expected arrays of one length, found {lengths or 'none'}")
-    shapes = [{key: tuple(value.shape) for key, value in part.items()} for part in (f, g or f)]
-    if list(shapes[0].items()) != list(shapes[1].items()):
-        raise DataError(
-            "expected gradients of the same layers and shapes as the features, found "
-            f"{shapes[1]} for {shapes[0]}"
-        )
-    total = next(iter(lengths.values()))
+    total = _count_rows(f, g, predicted.arrays)
     batch_size = check_integer("batch_size", batch_size, 1)
-    config = RecordConfig(
-        gradients=g is not None, elementwise=elementwise, seed=seed, buckets=buckets,
-        per_sample=per_sample, block=block, blocks=blocks, max_dim=max_dim, shard=shard,
-        keep_sums=keep_sums, on_bad=on_bad, data_id=data_id,
-    )  # fmt: skip
-    share = Share(config.share)
-    rows = make_source(np.arange(total), seed=config.seed, block=config.block)
-    rows.check(share)
-    settings = config.settings(rows.block, "none" if g is None else target)
-    settings = replace(settings, beta=None)  # of the arrays' own loss nothing is known
+    if like is None:
+        assert data_id is not None
+        config = RecordConfig(
+            gradients=g is not None, elementwise=elementwise, seed=seed, buckets=buckets,
+            per_sample=per_sample, block=block, blocks=blocks, max_dim=max_dim, shard=shard,
+            keep_sums=keep_sums, on_bad=on_bad, data_id=data_id,
+        )  # fmt: skip
+        rows = _all_rows(total, config, "none" if g is None else target, batch_size)
+    else:
+        _refuse_beside_like(options)
+        base = as_representation(like)
+        rows = _rows_like(base, batch_size, gradients=g is not None, elementwise=elementwise)
+        _check_like(base, total, predicted.arrays, only_outputs=features is None)
     origin = Origin(
         lambda: ModelInfo(name, fingerprint=None, parameters=None),
-        DataInfo(data_id, total, "seeded", (config.share,)),
+        rows.data,
         Made.now(
             dtype=str(next(iter(f.values())).dtype),
             logits=None if outputs is None else predicted.reader.name,
         ),
     )
     sums = Accumulators(
-        config,
-        settings,
+        rows.config,
+        rows.settings,
         list(f),
         origin,
-        keep_sums=config.sums,
-        outputs=predicted.summary(config.seed),
+        keep_sums=rows.config.sums,
+        outputs=predicted.summary(rows.base, rows.settings.seed),
     )
-    for batch in rows.batches(batch_size, share):
-        chosen = batch.samples
-        batch = replace(batch, samples=predicted.with_labels(chosen))
+    for batch in rows.batches:
+        chosen = batch.samples.reshape(len(batch.samples), -1).T.flatten()  # as `Rows` has them
+        batch = replace(batch, samples=predicted.with_labels(batch))
         sums.begin(batch, chosen)
         if outputs is not None:
             sums.see(predicted.logits(batch.samples, chosen))
@@ -152,7 +168,172 @@ def record_arrays(
     predicted.end()
     rep = sums.result()
     assert rep is not None  # each shard has a block
-    return rep
+    return rep if rows.base is None else _as_if_recorded_with(rows.base, rep)
+
+
+def _count_rows(
+    f: Mapping[str, Any], g: Mapping[str, Any] | None, predicted: Mapping[str, Any]
+) -> int:
+    """How many rows all arrays have, or an error if they do not belong together."""
+    parts = (f, g or {}, predicted)
+    lengths = {key: len(value) for part in parts for key, value in part.items()}
+    if not f or len(set(lengths.values())) != 1:
+        raise DataError(f"expected arrays of one length, found {lengths or 'none'}")
+    shapes = [{key: tuple(value.shape) for key, value in part.items()} for part in (f, g or f)]
+    if list(shapes[0].items()) != list(shapes[1].items()):
+        raise DataError(
+            "expected gradients of the same layers and shapes as the features, found "
+            f"{shapes[1]} for {shapes[0]}"
+        )
+    return next(iter(lengths.values()))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Which rows are read when, and what the recording says of them."""
+
+    config: RecordConfig
+    settings: Settings
+    data: DataInfo
+    batches: Iterable[Batch]  # whose samples are numbers of rows: (n,), or (n, tokens)
+    base: Representation | None = None  # whose rows they are
+
+
+def _all_rows(total: int, config: RecordConfig, target: str, batch_size: int) -> _Rows:
+    """All rows, in the seeded order."""
+    source = make_source(np.arange(total), seed=config.seed, block=config.block)
+    share = Share(config.share)
+    source.check(share)
+    settings = replace(config.settings(source.block, target), beta=None)  # the loss is not known
+    data = DataInfo(config.data_id, total, "seeded", (config.share,))
+    return _Rows(config, settings, data, source.batches(batch_size, share))
+
+
+# -- the rows of another recording ----------------------------------------------------------------
+
+_FROM_BASE = (
+    "seed", "buckets", "per_sample", "block", "blocks", "max_dim", "shard", "keep_sums", "on_bad",
+    "target",
+)  # fmt: skip
+
+
+def _refuse_beside_like(options: Mapping[str, Any]) -> None:
+    defaults = inspect.signature(record_arrays).parameters
+    for option in _FROM_BASE:
+        if options[option] != defaults[option].default:
+            raise DataError(f"`{option}` is taken from the recording in `like`; leave it out")
+
+
+def _check_like(
+    base: Representation, total: int, arrays: Mapping[str, Any], *, only_outputs: bool
+) -> None:
+    """What can be checked of arrays that are said to be of a recording's samples."""
+    expected = sum(base.block_sizes)
+    if total != expected:
+        raise DataError(
+            f"expected {expected:,} rows, one for each {base.settings.unit} that `resemblance "
+            f"samples` lists of {base.name!r}; found {total:,}"
+        )
+    if base.samples > expected and not only_outputs:
+        raise DataError(
+            f"{base.name!r} was recorded on {base.samples:,} {base.settings.unit}s and its blocks "
+            f"hold {expected:,}, which is enough for outputs but not for features; record it on "
+            "fewer samples"
+        )
+    known = base.outputs
+    if known is not None and "outputs" in arrays:
+        columns = math.prod(arrays["outputs"].shape[1:])
+        if columns != known.classes:
+            raise DataError(
+                f"'outputs': expected {known.classes:,} columns, as {base.name!r} has as many "
+                f"classes; found {columns:,}"
+            )
+    if "labels" not in arrays:
+        return
+    if known is None or known.labels is None:
+        if base.settings.unit == "token":
+            raise DataError(f"labels of tokens come from `like`, and {base.name!r} has none")
+        return
+    labels = _pick(arrays["labels"], torch.arange(total)).reshape(known.labels.shape)
+    if wrong := int(((labels != known.labels) & (known.labels >= 0)).sum()):
+        raise DataError(
+            f"{wrong:,} of {known.labels.numel():,} labels differ from those of {base.name!r}: "
+            "rows must come in the order that `resemblance samples` lists"
+        )
+
+
+def _rows_like(
+    base: Representation, batch_size: int, *, gradients: bool, elementwise: bool
+) -> _Rows:
+    """The rows of a recording's blocks, in their order."""
+    check_known_samples(base)
+    settings = base.settings
+    target = settings.target if settings.gradients else "arrays"
+    settings = replace(
+        settings,
+        target=target if gradients else "none",
+        beta=settings.beta if gradients else None,
+        elementwise=elementwise,
+    )
+    if base.samples > sum(base.block_sizes):  # buckets are of all samples
+        settings = replace(settings, buckets=0, per_sample=1, max_dim=None)
+    config = RecordConfig(
+        gradients=gradients, elementwise=elementwise, seed=settings.seed, data_id=base.data.id
+    )
+    return _Rows(config, settings, base.data, _batches_like(base, batch_size), base)
+
+
+def check_known_samples(base: Representation) -> None:
+    """An error if it is not known which samples a recording's blocks hold."""
+    if not base.complete or not base.block_sizes or (base.sample_numbers()["index"] < 0).any():
+        raise DataError(
+            f"it is not known which samples {base.name!r} holds: it was recorded without blocks, "
+            "with samples skipped or known by keys, or in shards that are not merged"
+        )
+
+
+def _batches_like(base: Representation, batch_size: int) -> Iterator[Batch]:
+    """Batches of a recording's blocks; of tokens those of one run of sequences together."""
+    tokens, start = base.settings.tokens, 0
+    numbers = base.sample_numbers()
+    for number, size in zip(base.block_numbers[::tokens], base.block_sizes[::tokens], strict=True):
+        rows = np.arange(start, start + tokens * size).reshape(tokens, size).T  # (n, tokens)
+        start += rows.size
+        window = Piece(number // tokens, np.arange(size))
+        for (piece,) in split_into_batches([window], max(1, batch_size // tokens)):
+            some, drawn = rows[piece.indices], None
+            if base.rows is not None:
+                positions = numbers["position"][some]
+                drawn = SampledTokens(positions, int(positions.max()) + 1)
+            piece = replace(piece, indices=numbers["index"][some[:, 0]])
+            yield Batch([piece], torch.from_numpy(some), drawn)
+
+
+def _as_if_recorded_with(base: Representation, rep: Representation) -> Representation:
+    """A recording of another's rows with that one's samples, labels and number of samples."""
+    outputs, known = rep.outputs, base.outputs
+    if outputs is not None and known is not None and known.labels is not None:
+        outputs = replace(outputs, labels=known.labels)
+    if base.samples > rep.samples:  # sums are of all samples, of which the rows are a random part
+        scale = base.samples / rep.samples
+        layers = (
+            replace(
+                layer,
+                features=replace(
+                    layer.features, trace=layer.features.trace * scale, norms=None, sketch=None
+                ),
+                sketch_signs=None,
+            )
+            for layer in rep.layers
+        )
+        rep = replace(rep, layers=tuple(layers), samples=base.samples)
+    return replace(
+        rep,
+        data=base.data,
+        block_hashes=base.block_hashes,
+        label_hashes=base.label_hashes,
+        outputs=outputs,
+    )
 
 
 def arrays_in_file(path: Path) -> dict[str, Any]:
@@ -186,15 +367,21 @@ class _Predictions:
         self._check: LogitsCheck | None = None
         self._began = False
 
-    def summary(self, seed: int) -> Callable[[], OutputSummary] | None:
+    def summary(
+        self, base: Representation | None, seed: int
+    ) -> Callable[[], OutputSummary] | None:
         """What makes the store of predictions; None if there are no outputs."""
         if "outputs" not in self.arrays:
             return None
-        return functools.partial(OutputSummary, independent=self.reader.independent, seed=seed)
+        flags: dict[str, Any] = {"independent": self.reader.independent, "seed": seed}
+        return functools.partial(OutputSummary, base, **flags)
 
-    def with_labels(self, rows: Tensor) -> Any:
-        """A batch of these rows, with their labels if there are any."""
-        return (rows, _pick(self.arrays["labels"], rows)) if "labels" in self.arrays else rows
+    def with_labels(self, batch: Batch) -> Any:
+        """The numbers of a batch's rows, with their labels if there are any."""
+        rows = batch.samples
+        if "labels" not in self.arrays or batch.drawn is not None:
+            return rows
+        return rows, _pick(self.arrays["labels"], rows.flatten())
 
     def logits(self, batch: Any, rows: Tensor) -> Tensor:  # (n, classes)
         """The logits of some rows, or an error if they are not what the option says."""

@@ -20,12 +20,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import __version__
 from .._ops.devices import require_cpu_default_device
 from .._utils.equality import by_content
+from .._utils.hashing import seeded_permutation
 from .._utils.validation import is_integer
 from ..errors import DataError, LayerError, close_matches
 from .file_header import missing_parts
@@ -240,6 +242,31 @@ class Representation:
             weights=bool(self.model.weights) or self.model.fingerprint is None,
             outputs=self.outputs is not None,
         )
+
+    def sample_numbers(self) -> dict[str, np.ndarray]:
+        """Which samples the blocks hold, row by row: those of which predictions are stored.
+
+        Another engine that computes outputs for these, in this order, gives `record_arrays` what it
+        reads with `like`.
+
+        Returns:
+            `index` (rows,), the number of each sample in the data (of each sequence, for tokens);
+            of streams its place in the stream; −1 where it is not known, because samples were
+            skipped or have keys. For tokens also `position` (rows,), in the sequence, counted from
+            its first real token.
+        """
+        if self.rows is not None:
+            there = self.rows.sequence >= 0
+            found = {"index": self.rows.sequence[there], "position": self.rows.position[there]}
+            return {name: numbers.numpy() for name, numbers in found.items()}
+        if self.data.skipped or self.data.order == "keyed":
+            return {"index": np.full(sum(self.block_sizes), -1)}
+        blocks = zip(self.block_numbers, self.block_sizes, strict=True)
+        places = [n * self.settings.block + np.arange(size) for n, size in blocks]
+        index = np.concatenate([*places, np.zeros(0, np.int64)])
+        if self.data.order == "seeded":
+            index = seeded_permutation(int(self.data.total or 0), self.settings.seed)[index]
+        return {"index": index}
 
     def without_sums(self) -> Representation:
         """The same without its accumulators: all that comparison needs.

@@ -16,15 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .._utils.atomic_files import write_atomically
 from .._utils.formatting import printable
-from .._utils.hashing import seeded_permutation
 from ..representation.outputs import Outputs
-from ..representation.representation import Representation, RepresentationLike, as_representation
+from ..representation.representation import RepresentationLike, as_representation
 from .agreement import comparable_outputs
 from .output_divergences import row_divergences
 from .results import Result, count_samples
@@ -47,7 +45,8 @@ class Flips(Result):
         models: names of the two networks.
         samples: number of samples, or of tokens, that were compared.
         index: number of each sample in the data (of each sequence, for tokens); of streams its
-            place in the stream; −1 where samples were skipped, as numbers are not known then.
+            place in the stream; −1 where it is not known, because samples were skipped or have
+            keys.
         position: of tokens, their position in the sequence, counted from its first real token; −1
             for samples.
         class_a: the class that the first network predicts; of a multi-label network the label that
@@ -178,7 +177,9 @@ def flips(a: RepresentationLike, b: RepresentationLike) -> Flips:
     a, b = as_representation(a), as_representation(b)
     one, two = comparable_outputs(a, b)
     kl, *_, known = row_divergences(one, two, estimate=False)
-    index, position = sample_numbers(a)
+    numbers = {name: torch.from_numpy(x) for name, x in a.sample_numbers().items()}
+    index = numbers["index"]
+    position = numbers.get("position", torch.full_like(index, -1))
     labels = one.labels if one.labels is not None else two.labels
     if one.label_logits is not None and two.label_logits is not None:
         rows, columns = _label_flips(one.label_logits, two.label_logits, labels)
@@ -198,25 +199,6 @@ def flips(a: RepresentationLike, b: RepresentationLike) -> Flips:
         kl_quantiles=quantiles,
         **{name: tuple(columns[name][order].tolist()) for name in _COLUMNS},
     )
-
-
-def sample_numbers(rep: Representation) -> tuple[Tensor, Tensor]:  # (rows,) each
-    """The number of each stored row's sample in the data, and its position if it is a token.
-
-    Data in a seeded order have numbers of their own. Of streams it is the place in the stream, and
-    −1 where samples were skipped, as places are not known then.
-    """
-    if rep.rows is not None:
-        there = rep.rows.sequence >= 0
-        return rep.rows.sequence[there], rep.rows.position[there]
-    unknown = torch.full((sum(rep.block_sizes),), -1, dtype=torch.int64)
-    if rep.data.skipped:
-        return unknown, unknown
-    blocks = zip(rep.block_numbers, rep.block_sizes, strict=True)
-    places = np.concatenate([n * rep.settings.block + np.arange(size) for n, size in blocks])
-    if rep.data.order == "seeded":
-        places = seeded_permutation(int(rep.data.total or 0), rep.settings.seed)[places]
-    return torch.from_numpy(places), unknown
 
 
 def _side(predicted: int, label: int) -> str:
