@@ -88,6 +88,37 @@ class Transformer(nn.Module):
         return self.head(self.norm(x).mean(1))
 
 
+class Masked(nn.Module):
+    """A block that makes a mask of the tokens, as every block of a BERT does."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mix, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        hidden = torch.where(tokens[:, None] == 0, -1e4, 0.0)
+        weights = torch.softmax(x @ x.transpose(1, 2) / 4 + hidden, -1)
+        x = self.norm(x + self.mix(weights @ x))
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class MaskedTransformer(nn.Module):
+    """Three blocks that share a mask, over twelve tokens of a vocabulary of 50."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 16)
+        self.blocks = nn.ModuleList(Masked(16) for _ in range(3))
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, tokens)
+        return self.head(x.mean(1))
+
+
 def resnet(seed: int = 0) -> nn.Module:
     """A ResNet in evaluation mode whose batch norms have seen data."""
     torch.manual_seed(seed)
@@ -106,6 +137,11 @@ def resnet(seed: int = 0) -> nn.Module:
 def transformer(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return Transformer().eval()
+
+
+def masked_transformer(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return MaskedTransformer().eval()
 
 
 def images(n: int = 96) -> Tensor:

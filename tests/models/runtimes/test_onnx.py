@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import resemblance as rs
-from exported import export, images, quantise, resnet, tokens, transformer
+from exported import export, images, masked_transformer, quantise, resnet, tokens, transformer
 from resemblance._models.run import open_pass
 from resemblance._models.runtimes.onnx import OnnxModel
 from resemblance.errors import DataError, FormatError, LayerError, ResemblanceWarning
@@ -222,6 +222,19 @@ class Fork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         left, right = self.fork(x)
         return self.head(left.tanh() * right)
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "trace"])
+def test_a_mask_that_blocks_share_is_the_output_of_none(tmp_path: Path, exporter: str) -> None:
+    net, x = masked_transformer(), tokens()
+    base = rs.record(net, x, gradients=False, progress=False)
+    assert base.layer_names == ["embed", "blocks.0", "blocks.1", "blocks.2", "head:in"]
+    source = export(net, x, tmp_path / "net.onnx", dynamo=exporter == "dynamo")
+    quantised = quantise(source, x, tmp_path / "dynamic.onnx", "dynamic")
+    for path, least in ((source, 100), (quantised, 20)):
+        copy = rs.record(f"onnx:{path}", x, batch_size=len(x), gradients=False, progress=False)
+        assert copy.layer_names == base.layer_names
+        assert (rs.coordinates(base, copy).decibels > least).all()
 
 
 @pytest.mark.parametrize("exporter", ["dynamo", "trace"])

@@ -5,8 +5,10 @@ scopes in a node's metadata, the path in its name (`/layer1/layer1.0/conv1/Conv`
 its weights (`layer1.0.conv1.weight`). A node that quantisation or fusion made without any of these
 belongs to the bias that it feeds, or else to the module around the layer before it.
 
-A layer's output is the one tensor of its nodes that is used outside of it. A layer from which
-several tensors leave, or none, is lost, and so are layers that were folded into others. Where a
+A layer's output is the one tensor of its nodes that is used outside of it. Masks and positions do
+not count, which networks compute once in their first layer: tensors that no weight matrix has gone
+into, where others leave as well. A layer from which several tensors leave, or none, is lost, and so
+are layers that were folded into others. Where a
 batch norm or a ReLU was folded into a layer, its output is no longer what that layer gave in
 PyTorch, and its name ends with `.fused`.
 """
@@ -71,6 +73,7 @@ class _Node:
     first: str  # what its first input is a copy of
     scopes: list[str] = field(default_factory=list)  # modules around it, outermost first
     named: bool = False  # its scopes were found in the file
+    weighted: bool = False  # a weight matrix has gone into its outputs
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,10 @@ class OnnxGraph:
             self._producers |= dict.fromkeys(each.outputs, each)
             for name in dict.fromkeys(each.inputs):
                 self._users[name].append(each)
+        for each in self._nodes:
+            matrices = (self.weights[x].ndim > 1 for x in each.weights if x in self.weights)
+            own = each.op in _MULTIPLY | {"Gather"} and any(matrices)
+            each.weighted = own or any(self._is_weighted(name) for name in each.inputs)
         self._find_scopes()
 
     # -- reading nodes ---------------------------------------------------------------------------
@@ -308,12 +315,17 @@ class OnnxGraph:
             if name in map(self._resolve, self.outputs)
             or any(user not in inside for user in self._users[name])
         ]
+        leaving = list(filter(self._is_weighted, leaving)) or leaving
         makers = {self._producers[name] for name in leaving}
         return leaving[0] if len(makers) == 1 else None
 
     def _entering(self, nodes: Sequence[_Node]) -> str | None:
         made = {name for node in nodes for name in node.outputs}
-        return next((x for node in nodes for x in node.inputs if x not in made), None)
+        given = [x for node in nodes for x in node.inputs if x not in made]
+        return next(iter([*filter(self._is_weighted, given), *given]), None)
+
+    def _is_weighted(self, name: str) -> bool:
+        return name in self._producers and self._producers[name].weighted
 
     def _calls(self, found: Sequence[_Found]) -> list[LayerCall]:
         """Calls of modules, with those of a module's parts inside its own."""
