@@ -102,6 +102,18 @@ def test_the_figure_has_the_nearest_by_gradients_on_top(
     assert texts[names.index("far")] == f"{100 * share:.1f} %"
 
 
+def test_outputs_alone_have_no_features_to_compare(base: rs.Representation) -> None:
+    traced = rs.record(torch.jit.trace(network(0.01), X[:2]), X, gradients=False, name="traced")
+    plain = rs.record(network(0.02), X, gradients=False, name="plain")
+    found = rs.copies(base, [plain, traced])
+    assert found.name == ("traced", "plain")
+    assert math.isnan(found.features[0])
+    assert found.features[1] > 0.9
+    scores, _ = found.plot().axes
+    assert [label.get_text() for label in scores.get_yticklabels()] == ["plain", "traced"]
+    assert [text.get_text() for text in scores.get_legend().texts] == ["features (centred CKA)"]
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_command_prints_a_table(
     base: rs.Representation,

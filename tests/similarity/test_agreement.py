@@ -83,10 +83,14 @@ def test_everything_is_exact_up_to_1024_classes(samples, batch_size):
     x, y = X[:samples], Y[:samples]
     a, b = (rs.record(net, (x, y), batch_size=batch_size) for net in (one, two))
     found = rs.behaviour(a, b)
-    expected = by_hand(log_p(one, x), log_p(two, x), y.numpy())
+    p, q = log_p(one, x), log_p(two, x)
+    expected = by_hand(p, q, y.numpy())
     for name, value in expected.items():
         assert getattr(found, name) == pytest.approx(value, abs=1e-5), name
         assert getattr(found, f"{name}_stderr") >= 0
+    each = (np.exp(p) * (p - q)).sum(1)
+    assert found.kl_quantiles == pytest.approx(np.quantile(each, [0.5, 0.9, 0.99, 1]), abs=1e-5)
+    assert f"largest {each.max():.2g}" in found.summary()
     assert (found.samples, found.classes, found.lower_bounds) == (samples, 5, False)
 
 
@@ -106,6 +110,7 @@ def test_many_classes_give_an_unbiased_kl_and_bounds_of_js(asked, tmp_path):
     b = rs.load(b.save(tmp_path / "b.rsm"))
     found, expected = rs.behaviour(a, b), by_hand(log_p(one), log_p(two))
     assert not found.lower_bounds
+    assert found.kl_quantiles is None
     assert found.disagreement == pytest.approx(expected["disagreement"], abs=1e-6)
     noise = row_divergences(a.outputs, b.outputs).noise.square().mean(1).sqrt() / 300**0.5
     for name, error in (("kl", noise[0]), ("kl_reverse", noise[1])):

@@ -414,7 +414,8 @@ def _report_recording(rep: Representation, out: Path, json_file: str | None) -> 
         skipped = f" ({rep.data.skipped} skipped)" if rep.data.skipped else ""
         part = "" if rep.complete else f", {output.describe_shards(rep.data.shards)}"
         output.print_line(
-            f"{out}: {rep.name}, {len(rep)} layers, {rep.samples:,} {rep.settings.unit}s{skipped}"
+            f"{out}: {rep.name}, {count_noun(len(rep), 'layer', 'layers')}, {rep.samples:,} "
+            f"{rep.settings.unit}s{skipped}"
             f"{part}, {out.stat().st_size / 1e6:.1f} MB"
         )
 

@@ -26,7 +26,8 @@ class Copies(Plotted, Result):
     `to_frame` has one row for each copy: name, disagreement, kl, features and gradients, each with
     its `_stderr`, then decibels, layer and verdict. `plot` draws features and gradients as bars,
     beside the share of samples that are predicted differently. What is not known is NaN:
-    predictions of copies with different classes, gradients of recordings without them, decibels of
+    predictions of copies with different classes, gradients of recordings without them, features and
+    gradients of recordings with other layers (as those that hold outputs alone), decibels of
     networks whose units are not those of the base.
 
     Attributes:
@@ -146,8 +147,10 @@ def _order(row: Mapping[str, Any]) -> tuple[float, float, float]:
 
 def _numbers(compared: FullComparison) -> dict[str, Any]:
     predicted, drift = compared.behaviour, compared.coordinates
-    features = compared.features.mean()
-    gradients = _NAN if compared.gradients is None else compared.gradients.mean()
+    features = gradients = _NAN
+    if compared.features.matched_by != "similarity":  # else they are of no counterparts
+        features = compared.features.mean()
+        gradients = _NAN if compared.gradients is None else compared.gradients.mean()
     known = drift is not None and drift.shared
     worst = int(drift.decibels[0].argmin()) if known and drift is not None else None
     return {

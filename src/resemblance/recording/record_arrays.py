@@ -367,9 +367,7 @@ class _Predictions:
         self._check: LogitsCheck | None = None
         self._began = False
 
-    def summary(
-        self, base: Representation | None, seed: int
-    ) -> Callable[[], OutputSummary] | None:
+    def summary(self, base: Representation | None, seed: int) -> Callable[[], OutputSummary] | None:
         """What makes the store of predictions; None if there are no outputs."""
         if "outputs" not in self.arrays:
             return None

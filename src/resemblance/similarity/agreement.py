@@ -45,8 +45,10 @@ from .results import Content, Shape, StoredResult, count_samples, join_names
 
 _MAX_PARTS = 100  # of samples, or of sequences, left out in turn
 
+_QUANTILES = (0.5, 0.9, 0.99, 1.0)
 _MEASURES = ("disagreement", "js", "kl", "kl_reverse", "agreement_beyond_chance", "shared_errors")
 _MEANS = 4  # of these that are means over rows
+_KL = 5  # the column of KL among the numbers of a row
 _NUMBERS = (*_MEASURES, *(f"{name}_stderr" for name in _MEASURES))
 _BY_LABEL = ("label_disagreement", "label_disagreement_stderr")
 _NEW = ("kl_reverse", "kl_reverse_stderr", "js_upper")  # not in results of earlier versions
@@ -81,6 +83,8 @@ class Behaviour(StoredResult):
         shared_errors_stderr: standard error of that share; None where labels are not known.
         lower_bounds: whether `js`, `kl` and `kl_reverse` are lower bounds: beyond 1,024 classes,
             where a recording is from before files held sketches of probabilities.
+        kl_quantiles: median, 90th and 99th percentile and maximum over samples of KL(a‖b); None
+            where it is not exact.
         label_disagreement: share of samples on which each label differs; None for single-label
             networks.
         label_disagreement_stderr: standard errors of those shares; None for single-label networks.
@@ -104,6 +108,7 @@ class Behaviour(StoredResult):
     shared_errors: float | None
     shared_errors_stderr: float | None
     lower_bounds: bool
+    kl_quantiles: tuple[float, ...] | None = None
     label_disagreement: tuple[float, ...] | None = None
     label_disagreement_stderr: tuple[float, ...] | None = None
     kl_reverse: float | None = None
@@ -119,6 +124,7 @@ class Behaviour(StoredResult):
         "lower_bounds": YES_NO,
         **{name: or_null(REAL) for name in _NUMBERS if name not in _NEW},
         **{name: optional(or_null(REAL)) for name in _NEW},
+        "kl_quantiles": optional(or_null(list_of(REAL, 4, 4))),
         **{name: optional(or_null(list_of(or_null(REAL)))) for name in _BY_LABEL},
     }
 
@@ -138,6 +144,10 @@ class Behaviour(StoredResult):
             f"{self.agreement_beyond_chance:.3f} ± {self.agreement_beyond_chance_stderr:.2g}); KL "
             f"{least}{self.kl:.2g} ± {self.kl_stderr:.2g}, {self._js_text(least)} nats."
         )
+        if self.kl_quantiles is not None:
+            names = ("median", "90 %", "99 %", "largest")
+            each = (f"{at} {x:.2g}" for at, x in zip(names, self.kl_quantiles, strict=True))
+            out += f" KL of single samples: {', '.join(each)}."
         if self.shared_errors is not None:
             out += (
                 f" Of what either gets wrong, both are wrong in the same way on "
@@ -208,7 +218,7 @@ def behaviour(a: RepresentationLike, b: RepresentationLike) -> Behaviour:
 class PredictedRows(NamedTuple):
     """What two networks predict for some rows."""
 
-    numbers: Tensor  # (rows, 7 + labels) float64, as `_measures` takes their sums
+    numbers: Tensor  # (rows, 7 + labels) float64, as `_measures` takes their sums; _KL is KL
     predictions: Tensor  # (2, rows) int64
     known: Known
     labelled: bool  # whether the right answers are known for any row
@@ -262,8 +272,14 @@ def behaviour_of_rows(
         sequences=None if tokens is None else len(parts) // tokens,
         classes=rows.classes,
         lower_bounds=rows.known == "bounded",
+        kl_quantiles=kl_quantiles(rows.numbers[:, _KL]) if rows.known == "exact" else None,
         **numbers,
     )
+
+
+def kl_quantiles(kl: Tensor) -> tuple[float, ...]:  # (rows,)
+    """Median, 90th and 99th percentile and maximum of the divergences of rows."""
+    return tuple(np.quantile(kl.numpy(), _QUANTILES).tolist())
 
 
 def comparable_outputs(

@@ -23,7 +23,7 @@ from .._utils.atomic_files import write_atomically
 from .._utils.formatting import printable
 from ..representation.outputs import Outputs
 from ..representation.representation import RepresentationLike, as_representation
-from .agreement import comparable_outputs
+from .agreement import comparable_outputs, kl_quantiles
 from .output_divergences import row_divergences
 from .results import Result, count_samples
 
@@ -141,10 +141,6 @@ class Flips(Result):
             f"{one} and {two} predict differently for {len(self.index):,} of "
             f"{count_samples(self.samples, None)}{ties}."
         )
-        if self.kl_quantiles is not None:
-            names = ("median", "90 %", "99 %", "largest")
-            values = zip(names, self.kl_quantiles, strict=True)
-            yield f"KL of a sample: {', '.join(f'{name} {x:.2g}' for name, x in values)} nats."
         if directions := self.directions:
             counts = ", ".join(f"{n:,} {name}" for name, n in sorted(directions.items()))
             p = "" if self.mcnemar is None else f" (McNemar's exact test: p = {self.mcnemar:.2g})"
@@ -189,14 +185,10 @@ def flips(a: RepresentationLike, b: RepresentationLike) -> Flips:
         columns["label"] = torch.full_like(rows, -1) if labels is None else labels[rows]
     columns |= {"index": index[rows], "position": position[rows], "kl": kl[rows]}
     order = torch.argsort(columns["kl"], descending=True, stable=True)
-    quantiles = None
-    if known == "exact":
-        points = torch.tensor([0.5, 0.9, 0.99, 1.0], dtype=torch.float64)
-        quantiles = tuple(torch.quantile(kl.double(), points).tolist())
     return Flips(
         models=(a.name, b.name),
         samples=one.rows,
-        kl_quantiles=quantiles,
+        kl_quantiles=kl_quantiles(kl) if known == "exact" else None,
         **{name: tuple(columns[name][order].tolist()) for name in _COLUMNS},
     )
 

@@ -146,19 +146,24 @@ def plot_matrix(matrix: ComparisonMatrix) -> Figure:
 
 @plot_result.register(Copies)
 def plot_copies(of: Copies) -> Figure:
-    """What `Copies.plot` gives, with the copy most like the base by gradients on top."""
-    rows = np.argsort(np.nan_to_num(of.gradients, nan=-1.0), kind="stable")
+    """What `Copies.plot` gives, with the copy most like the base by gradients on top.
+
+    Without gradients the order is that of the table.
+    """
+    rows = np.argsort(np.nan_to_num(of.gradients, nan=-1.0)[::-1], kind="stable")
+    rows = len(rows) - 1 - rows  # of equals the first goes above
     figure = new_figure(8.6, 0.9 + 0.45 * len(rows))
     scores, shares = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    both = 0.0 if np.isnan(of.gradients).all() else 0.19
     for offset, label, colour, value, error in (
-        (0.19, "features (centred CKA)", _DARK, of.features, of.features_stderr),
-        (-0.19, "gradients (plain CKA)", _LIGHT, of.gradients, of.gradients_stderr),
-    ):
+        (both, "features (centred CKA)", _DARK, of.features, of.features_stderr),
+        (-both, "gradients (plain CKA)", _LIGHT, of.gradients, of.gradients_stderr),
+    )[: 2 if both else 1]:
         width, bar = np.array(value)[rows], 2 * np.nan_to_num(np.array(error)[rows])
         style = {"lw": 1, "capsize": 2}
         at = np.arange(len(rows)) + offset
         scores.barh(at, width, 0.36, xerr=bar, label=label, color=colour, error_kw=style)
-    shares.set(xscale="log", xlim=(_MIN_SHARE, 6), xlabel="predicted differently, share of samples")
+    shares.set(xscale="log", xlim=(_MIN_SHARE, 6), xlabel="predicted differently")
     shares.set_xticks([1e-3, 1e-2, 0.1, 1], ["0.1 %", "1 %", "10 %", "100 %"])
     shares.minorticks_off()
     shares.spines["bottom"].set_bounds(_MIN_SHARE, 1)
@@ -171,7 +176,7 @@ def plot_copies(of: Copies) -> Figure:
         ends = np.clip([share - 2 * error, share + 2 * error], _MIN_SHARE, 1.0)
         shares.plot(ends, [place, place], color="black", lw=1)
         shares.plot(max(share, _MIN_SHARE), place, "o", color=_RED, clip_on=False)
-        shares.text(ends[1] * 1.25, place, f"{100 * share:.1f} %" if share else "none", va="center")
+        shares.text(ends[1] * 1.35, place, f"{100 * share:.1f} %" if share else "none", va="center")
     scores.set_yticks(range(len(rows)), [escape_label(of.name[row]) for row in rows])
     scores.set(xlim=(0, 1.02), xlabel=f"alike to {escape_label(of.base)}, mean over layers")
     for axes in (scores, shares):

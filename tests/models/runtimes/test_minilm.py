@@ -42,7 +42,7 @@ def test_decibels_of_a_quantised_minilm_are_those_of_its_tensors(tmp_path: Path)
     data = {name: batch[name] for name in ("input_ids", "attention_mask")}
     net = HiddenStates(transformers.AutoModel.from_pretrained(path)).eval()
     source = tmp_path / "minilm.onnx"
-    axes = dict.fromkeys([*data, "hidden"], {0: "n"})
+    axes = {name: {0: "n"} for name in (*data, "hidden")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
