@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 import resemblance as rs
 from optional_libraries import usable_torchvision
+from resemblance.errors import DataError
 
 
 def network(seed: int, outputs: int = 4) -> nn.Module:
@@ -128,3 +130,60 @@ def test_written_as_csv(tmp_path: Path) -> None:
     assert [int(row["index"]) for row in rows] == list(found.index)
     assert [float(row["kl"]) for row in rows] == list(found.kl)
     assert rows[0]["near_tie"] in ("True", "False")
+
+
+def test_classes_have_the_names_that_are_given() -> None:
+    x = torch.randn(200, 6)
+    reps = [rs.record(network(seed), x, gradients=False) for seed in (0, 1)]
+    plain, named = rs.flips(*reps), rs.flips(*reps, classes=["ant", "bee", "cow", "dog"])
+    assert set(plain.name_a + plain.name_b) == {""}
+    assert named.class_a == plain.class_a
+    words = ("ant", "bee", "cow", "dog")
+    assert named.name_a == tuple(words[i] for i in plain.class_a)
+    assert named.name_b == tuple(words[i] for i in plain.class_b)
+    for given in (["ant"], "abcd"):
+        with pytest.raises(DataError, match="`classes` must be 4 names"):
+            rs.flips(*reps, classes=given)
+
+
+def test_classes_have_the_names_of_the_models_configuration(tmp_path: Path) -> None:
+    usable_torchvision()
+    transformers = pytest.importorskip("transformers")
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    more = {"intermediate_size": 16, "image_size": 8, "patch_size": 4}
+    x = torch.randn(100, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    reps = []
+    for i, names in enumerate(({0: "cat", 1: "dog", 2: "owl"}, None)):
+        torch.manual_seed(i)
+        labels = {"num_labels": 3} if names is None else {"id2label": names}
+        config = transformers.ViTConfig(**shape, **more, **labels)
+        net = transformers.ViTForImageClassification(config).eval()
+        net.classifier.weight.data *= 100
+        reps.append(rs.record(net, x, gradients=False))
+    assert reps[0].model.classes == ("cat", "dog", "owl")
+    assert reps[1].model.classes is None  # LABEL_0 and so on
+    loaded = rs.load(reps[0].save(tmp_path / "a.rsm"))
+    assert loaded == reps[0]
+    for pair in ((loaded, reps[1]), (reps[1], loaded)):
+        found = rs.flips(*pair)
+        assert found.index
+        assert found.name_b == tuple(("cat", "dog", "owl")[i] for i in found.class_b)
+
+
+def test_the_command_writes_names_of_classes(run: Any, refused: Any, folder: Path) -> None:
+    x = torch.randn(200, 6)
+    for seed, name in enumerate("ab"):
+        rs.record(network(seed), x, gradients=False, name=name).save(folder / f"{name}.rsm")
+    (folder / "names.txt").write_text("ant\nbee\ncow\ndog\n")
+    (folder / "bytes.txt").write_bytes(b"\xff\xfe\xff")
+    how = ("--flips", "f.csv", "--classes", "names.txt")
+    assert run("compare", "a.rsm", "b.rsm", *how)[0] == 0
+    rows = list(csv.DictReader((folder / "f.csv").read_text().splitlines()))
+    assert {row["name_a"] for row in rows} <= {"ant", "bee", "cow", "dog"}
+    assert all(["ant", "bee", "cow", "dog"][int(row["class_a"])] == row["name_a"] for row in rows)
+    (folder / "f.csv").unlink()
+    assert run("check", "a.rsm", "b.rsm", "--max-disagreement", 0.1, *how)[0] == 1
+    assert "ant" in (folder / "f.csv").read_text()
+    words = ("compare", "a.rsm", "b.rsm")
+    assert "give both" in refused(*words, "--classes", "names.txt")
+    assert "not text in UTF-8" in refused(*words, "--flips", "g.csv", "--classes", "bytes.txt")

@@ -12,7 +12,7 @@ so the same outputs are refused everywhere with the same message.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -79,6 +79,15 @@ _MSG_REMEDY = (
     "Record features only with `gradients=False`, or pass your own loss as `target=<function "
     '(outputs, batch) -> losses>`. If they are logits after all, pass `logits="softmax"`'
 )
+
+
+def class_names(model: nn.Module) -> tuple[str, ...] | None:
+    """The names of the classes in a model's configuration, if it has any but LABEL_0 and so on."""
+    named = getattr(getattr(model, "config", None), "id2label", None)
+    if not isinstance(named, Mapping) or set(named) != set(range(len(named))):
+        return None
+    names = tuple(str(named[i]) for i in range(len(named)))
+    return None if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,12 @@ from .._utils.atomic_files import write_atomically
 from ..errors import DataError, ResemblanceError
 from ..gate.thresholds import collect_thresholds
 from . import output
-from .commands import app
+from .commands import app, read_class_names, write_flips
 from .load_or_record import NetworkArgument, RecordingNeeds, load_or_record
 from .options import (
     DEFAULT_RECORDING,
     FILE_OR_MODEL,
+    ClassNames,
     FlipsFile,
     Json,
     RecordingOptions,
@@ -97,6 +98,7 @@ def check(
     ] = None,
     models: RecordingOptions = DEFAULT_RECORDING,
     flips: FlipsFile = None,
+    classes: ClassNames = None,
     json_file: Json = None,
     junit: Annotated[
         Optional[str],
@@ -118,8 +120,9 @@ def check(
     check_outputs(
         *files.values(),
         flips,
-        read=[base, copy, base_weights, copy_weights, thresholds, models.data],
+        read=[base, copy, base_weights, copy_weights, thresholds, models.data, classes],
     )
+    names = read_class_names(classes, flips)
     asked: dict[str, Any] = {"min": minimum, "min_db": min_db, "thresholds": thresholds}
     asked |= {"max_disagreement": max_disagreement, "min_kappa": min_kappa, "kl_cap": kl_cap}
     asked |= {"max_kl": max_kl or None, "max_js": max_js or None}
@@ -134,8 +137,7 @@ def check(
             both = load_or_record(*networks, models, RecordingNeeds(tuple(sorted(needed))))
             verdict = rs.check(*both, **asked, ignore_unmatched=ignore_unmatched)
             notes += verdict.notes
-    if flips is not None:
-        rs.flips(*both).save_csv(flips)
+    write_flips(flips, *both, names)
     texts = {
         "--json": json.dumps(verdict.to_dict(), indent=1) + "\n",
         "--junit": verdict.to_junit(),

@@ -40,6 +40,7 @@ from .options import (
     HELP,
     MODEL,
     BatchSize,
+    ClassNames,
     DataName,
     Device,
     Dtype,
@@ -68,6 +69,7 @@ from .output import check_outputs
 
 if TYPE_CHECKING:
     from ..representation.representation import Representation
+    from ..similarity.flips import Flips
 
 
 _GROUP_TIMEOUT = datetime.timedelta(
@@ -435,6 +437,29 @@ def merge(
         output.print_line(f"{out}: {rep.name}, {rep.samples:,} {rep.settings.unit}s{part}")
 
 
+def read_class_names(classes: Path | None, flips: Path | None) -> list[str] | None:
+    """The names in the file of `--classes`, a line each; None if there is none."""
+    if classes is None:
+        return None
+    if flips is None:
+        raise DataError("--classes names the classes in the file of --flips; give both")
+    try:
+        return classes.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{classes} is not text in UTF-8; write a name a line") from error
+
+
+def write_flips(
+    flips: Path | None, a: Representation, b: Representation, classes: list[str] | None
+) -> Flips | None:
+    """The samples whose class differs, once they are written; None if they are not asked for."""
+    if flips is None:
+        return None
+    found = rs.flips(a, b, classes=classes)
+    found.save_csv(flips)
+    return found
+
+
 @app.command()
 @with_recording_options
 def compare(
@@ -469,6 +494,7 @@ def compare(
     ] = None,
     models: RecordingOptions = DEFAULT_RECORDING,
     flips: FlipsFile = None,
+    classes: ClassNames = None,
     json_file: Json = None,
     png: Annotated[
         Optional[Path],
@@ -481,7 +507,8 @@ def compare(
 
     if png is not None:
         png = plots.picture_path(png)
-    check_outputs(json_file, png, flips, read=[a, b, a_weights, b_weights, models.data])
+    check_outputs(json_file, png, flips, read=[a, b, a_weights, b_weights, models.data, classes])
+    names = read_class_names(classes, flips)
     check_names(kernel or "features", index, "blocks" if estimator == "auto" else estimator)
     needs = RecordingNeeds(
         (cast(Any, kernel or "features"),),
@@ -496,9 +523,7 @@ def compare(
     found = rs.compare(one, two, kernel=cast(Any, kernel), **how)
     if png is not None:
         plots.save_figure(found.plot(), png)
-    changed = None if flips is None else rs.flips(one, two)
-    if flips is not None and changed is not None:
-        changed.save_csv(flips)
+    changed = write_flips(flips, one, two, names)
     if not output.write_json(json_file, found.to_dict()):
         show_comparison(found, pairs=pairs)
         if changed is not None:

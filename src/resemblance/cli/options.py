@@ -35,6 +35,10 @@ FlipsFile = Annotated[
     Optional[Path],
     Option("--flips", metavar="FILE.csv", help="Write the samples whose class differs."),
 ]
+ClassNames = Annotated[
+    Optional[Path],
+    Option("--classes", metavar="FILE", help="Names of the classes for --flips, one a line."),
+]
 MODEL = Option(
     "--model",
     help="torchvision:NAME, timm:NAME, hf:NAME-OR-FOLDER, onnx:FILE, torchscript:FILE, "

@@ -38,7 +38,7 @@ from .._models.language_models import SampleUnit, predicts_tokens, resolve_unit
 from .._models.layer_outputs import Pool
 from .._models.layer_patterns import Tap, select_layers
 from .._models.loading import load_model, refuse_exported_model, to_module
-from .._models.logits import Logits, LogitsReader
+from .._models.logits import Logits, LogitsReader, class_names
 from .._models.losses import Objective, Target
 from .._models.run import ModelPass, RunModel, open_pass
 from .._models.runtimes.runtime import Runtime
@@ -452,6 +452,7 @@ class _Recorder:
                 sum(weight.numel() for weight in parameters),
                 weights=full,
                 tokenizer=None if config.tokenizer is None else config.tokenizer.hash,
+                classes=class_names(run.model),
             )
 
         first = None

@@ -115,6 +115,9 @@ def load_with_checkpoint(
         schema.check_tensors(header, tensors, chosen)
     except FormatError as error:
         raise invalid_file_error(path, header, error) from error
+    model = dict(header["model"])
+    if model.get("classes") is not None:
+        model["classes"] = tuple(model["classes"])
     data = {**header["data"], "shards": tuple((i, n) for i, n in header["data"]["shards"])}
     blocks = {key: header.get(key) for key in _BLOCK_FIELDS}
     sizes = tuple(header["block_sizes"])
@@ -127,7 +130,7 @@ def load_with_checkpoint(
         layers=tuple(_read_layer(i, header["layers"][i], sizes, tensors) for i in chosen),
         settings=_from_known_keys(Settings, header["settings"]),
         samples=header["samples"],
-        model=_from_known_keys(ModelInfo, header["model"]),
+        model=_from_known_keys(ModelInfo, model),
         data=_from_known_keys(DataInfo, data),
         made=_from_known_keys(Made, header["made"]),
         rows=TokenRows(**rows) if rows else None,

@@ -48,6 +48,7 @@ class ModelInfo:
     weights: str | None = None  # hash of all weights
     address: str | None = None  # what loads it again, such as hf:NAME, and its weights' file
     tokenizer: str | None = None  # hash of what made tokens of its text
+    classes: tuple[str, ...] | None = None  # their names, where its configuration has them
 
 
 @dataclass(frozen=True)

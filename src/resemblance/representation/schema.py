@@ -151,6 +151,7 @@ _PROVENANCE_RULES = {
         "weights": optional(or_null(HASH)),
         "address": optional(or_null(TEXT)),
         "tokenizer": optional(or_null(HASH)),
+        "classes": optional(or_null(list_of(TEXT))),
     },
     "data": {
         "id": or_null(TEXT),

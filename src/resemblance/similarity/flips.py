@@ -11,7 +11,7 @@ import csv
 import io
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,17 @@ from torch import Tensor
 
 from .._utils.atomic_files import write_atomically
 from .._utils.formatting import printable
+from ..errors import DataError
 from ..representation.outputs import Outputs
-from ..representation.representation import RepresentationLike, as_representation
+from ..representation.representation import Representation, RepresentationLike, as_representation
 from .agreement import comparable_outputs, kl_quantiles
 from .output_divergences import row_divergences
 from .results import Result, count_samples
 
 NEAR_TIE = 0.1  # between the probabilities of the two classes
 _COLUMNS = (
-    "index", "position", "class_a", "class_b", "label", "confidence_a", "confidence_b", "margin_a",
-    "margin_b", "kl",
+    "index", "position", "class_a", "class_b", "name_a", "name_b", "label", "confidence_a",
+    "confidence_b", "margin_a", "margin_b", "kl",
 )  # fmt: skip
 
 
@@ -38,8 +39,8 @@ _COLUMNS = (
 class Flips(Result):
     """The samples that two networks classify differently, the largest KL divergence first.
 
-    `to_frame` has one row for each flip: index, position, class_a, class_b, label, confidence_a,
-    confidence_b, margin_a, margin_b, kl and near_tie.
+    `to_frame` has one row for each flip: index, position, class_a, class_b, name_a, name_b, label,
+    confidence_a, confidence_b, margin_a, margin_b, kl and near_tie.
 
     Attributes:
         models: names of the two networks.
@@ -52,6 +53,8 @@ class Flips(Result):
         class_a: the class that the first network predicts; of a multi-label network the label that
             it predicts and the other does not, or −1.
         class_b: the same of the second network.
+        name_a: the name of `class_a`; empty where it is not known.
+        name_b: the name of `class_b`; empty where it is not known.
         label: the right class, or −1 where it is not known.
         confidence_a: the probability that the first network gives its class; of a multi-label
             network, the label.
@@ -70,6 +73,8 @@ class Flips(Result):
     position: tuple[int, ...]
     class_a: tuple[int, ...]
     class_b: tuple[int, ...]
+    name_a: tuple[str, ...]
+    name_b: tuple[str, ...]
     label: tuple[int, ...]
     confidence_a: tuple[float, ...]
     confidence_b: tuple[float, ...]
@@ -150,17 +155,22 @@ class Flips(Result):
         return {**{name: getattr(self, name) for name in _COLUMNS}, "near_tie": self.near_tie}
 
 
-def flips(a: RepresentationLike, b: RepresentationLike) -> Flips:
+def flips(
+    a: RepresentationLike, b: RepresentationLike, *, classes: Sequence[str] | None = None
+) -> Flips:
     """The samples that two networks classify differently, with how much each changed.
 
     Args:
         a: a recording of the first network, or the path of its file.
         b: a recording of the second on the same samples, or the path of its file.
+        classes: names of the classes, in order. None takes those in either network's configuration
+            (`id2label` of the transformers library), if it has any.
 
     Returns:
         One row for each flip, the largest KL divergence first.
 
     Raises:
+        DataError: if there are not as many names as classes.
         MismatchError: if a recording holds no outputs, or they cannot be compared.
 
     Example:
@@ -172,6 +182,7 @@ def flips(a: RepresentationLike, b: RepresentationLike) -> Flips:
     """
     a, b = as_representation(a), as_representation(b)
     one, two = comparable_outputs(a, b)
+    names = _class_names(a, b, classes)
     kl, *_, known = row_divergences(one, two, estimate=False)
     numbers = {name: torch.from_numpy(x) for name, x in a.sample_numbers().items()}
     index = numbers["index"]
@@ -185,12 +196,30 @@ def flips(a: RepresentationLike, b: RepresentationLike) -> Flips:
         columns["label"] = torch.full_like(rows, -1) if labels is None else labels[rows]
     columns |= {"index": index[rows], "position": position[rows], "kl": kl[rows]}
     order = torch.argsort(columns["kl"], descending=True, stable=True)
+    rows_of = {name: tuple(column[order].tolist()) for name, column in columns.items()}
+    for network in "ab":
+        predicted = rows_of[f"class_{network}"]
+        rows_of[f"name_{network}"] = tuple(names[i] if names and i >= 0 else "" for i in predicted)
     return Flips(
         models=(a.name, b.name),
         samples=one.rows,
         kl_quantiles=kl_quantiles(kl) if known == "exact" else None,
-        **{name: tuple(columns[name][order].tolist()) for name in _COLUMNS},
+        **rows_of,
     )
+
+
+def _class_names(
+    a: Representation, b: Representation, given: Sequence[str] | None
+) -> Sequence[str] | None:
+    """The names of the classes, or of the labels; None if they are not known."""
+    assert a.outputs is not None
+    if given is None:
+        known = (rep.model.classes for rep in (a, b))
+        return next((x for x in known if x is not None and len(x) == a.outputs.classes), None)
+    if isinstance(given, str) or len(given) != a.outputs.classes:
+        found = repr(given) if isinstance(given, str) else f"{len(given):,}"
+        raise DataError(f"`classes` must be {a.outputs.classes:,} names; found {found}")
+    return [str(name) for name in given]
 
 
 def _side(predicted: int, label: int) -> str:
