@@ -78,6 +78,7 @@ def test_a_language_model_run_elsewhere_at_the_positions_of_its_base(run, folder
     words = ("record", "--arrays", "elsewhere.npz", "--like", "base.rsm", "-o", "elsewhere.rsm")
     status, _, err = run(*words)
     assert status == 0, err
+    assert "are taken to be in the order" in err
 
     sequences, positions = torch.tensor(drawn).T
     assert len(set(drawn)) == len(drawn) == 24 * 32

@@ -25,6 +25,7 @@ from typing import Any
 
 from torch import nn
 
+from .._utils.formatting import count_noun
 from ..errors import LayerError, close_matches, warn
 from .auto_layers import INPUT_SUFFIX, choose_auto_layers
 from .runtimes.runtime import FUSED, OUTPUTS, Runtime
@@ -149,8 +150,9 @@ def _patterns_in_runtime(model: Runtime, wanted: Sequence[str], calls: Sequence[
         return list(wanted)
     if lost:
         warn(
-            f"{model.source} does not compute the outputs of {len(lost)} layers, which were folded "
-            f"into others or renamed; left out: {', '.join(lost)}"
+            f"{model.source} does not compute the outputs of "
+            f"{count_noun(len(lost), 'layer', 'layers')} (folded into others or renamed), which "
+            f"are left out: {', '.join(lost)}"
         )
     return found
 

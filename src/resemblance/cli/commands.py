@@ -1,9 +1,9 @@
 """The app of `resemblance` and its smaller subcommands, each a thin shell around one function.
 
-demo, layers, record, merge, compare, adaptation, report and info are here; `check`, `recommend`,
-`serve`, `sweep` and `zoo` have modules of their own. `--json FILE` (`-` for standard output) writes
-the numbers of a table for machines. Slow imports are deferred to the command that needs them (`rs`
-imports a name when it is first used), so that `--help` does not wait for torch.
+demo, layers, record, samples, merge, compare, adaptation, report and info are here; `check`,
+`recommend`, `serve`, `sweep` and `zoo` have modules of their own. `--json FILE` (`-` for standard
+output) writes the numbers of a table for machines. Slow imports are deferred to the command that
+needs them (`rs` imports a name when it is first used), so that `--help` does not wait for torch.
 
 Also here, for `record`: passes shared among torchrun's processes, or split with `--shard I/N`.
 """
@@ -381,7 +381,15 @@ def _recorded_arrays(
         for key, value in given.items()
         if key in _ARRAY_OPTIONS and value != getattr(defaults, key)
     }
-    return rs.record_arrays(**arrays_in_file(arrays), **how, like=like, name=name)
+    read = arrays_in_file(arrays)
+    rep = rs.record_arrays(**read, **how, like=like, name=name)
+    if like is not None and "labels" not in read:
+        output.print_line(
+            f"the rows of {arrays} are taken to be in the order that `resemblance samples` lists "
+            f"of {like}; labels beside them would show it",
+            err=True,
+        )
+    return rep
 
 
 @app.command()
