@@ -25,6 +25,7 @@ from resemblance.transfer.transferability import CandidateScores
 
 NAMES = (
     "KernelComparison", "FullComparison", "ComparisonMatrix", "Trajectory", "Behaviour",
+    "EmbeddingBehaviour",
     "Flips", "Copies", "Coordinates", "Verdict", "Adaptation", "FisherRao", "TaskEmbedding",
     "Recommendation", "SearchResult", "Descents", "FamilyTree",
 )  # fmt: skip
@@ -61,6 +62,8 @@ def results(tmp_path_factory):
         with torch.no_grad():
             net[0].weight *= 0.99 if name == "copy" else 1
         reps.append(rs.record(net, x, name=name))
+    both = {"data_id": "x", "logits": "none"}
+    embedded = [rs.record_arrays(outputs=y, **both) for y in (x, 0.9 * x + 0.1)]
     zoo = rs.Zoo(tmp_path_factory.mktemp("zoo") / "z")
     zoo.add_all(reps)
     scores = np.array([[0.5, np.nan], [0.25, 0.75]])
@@ -73,6 +76,7 @@ def results(tmp_path_factory):
         matrix,
         trajectory(notes=(rs.Note("two"),)),
         rs.behaviour(reps[0], reps[2]),
+        rs.behaviour(*embedded),
         rs.flips(reps[0], reps[2]),
         rs.copies(reps[0], reps[1:]),
         rs.coordinates(reps[0], reps[1]),

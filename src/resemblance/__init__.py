@@ -13,6 +13,8 @@ __version__ = "0.2.0.dev0"
 _HOME = {  # public name -> the module that defines it
     "Adaptation": "analysis.adaptation",
     "Behaviour": "similarity.agreement",
+    "EmbeddingBehaviour": "similarity.neighbours",
+    "Embeddings": "representation.embeddings",
     "Comparison": "similarity.comparison",
     "ComparisonMatrix": "similarity.comparison_matrix",
     "Coordinates": "similarity.drift",
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
     from .gate.verdict import Verdict as Verdict
     from .recording.record import record as record
     from .recording.record_arrays import record_arrays as record_arrays
+    from .representation.embeddings import Embeddings as Embeddings
     from .representation.file_format import load as load
     from .representation.layer import Layer as Layer
     from .representation.merge import merge as merge
@@ -102,6 +105,7 @@ if TYPE_CHECKING:
     from .similarity.indices.cka import cka as cka
     from .similarity.indices.nbs import nbs as nbs
     from .similarity.indices.registry import register_index as register_index
+    from .similarity.neighbours import EmbeddingBehaviour as EmbeddingBehaviour
     from .similarity.trajectory import Trajectory as Trajectory
     from .similarity.trajectory import trajectory as trajectory
     from .transfer.recommend import recommend as recommend

@@ -111,10 +111,12 @@ def test_features_alone_are_recorded_and_predictions_left_out_are_named(case):
         with pytest.warns(ResemblanceWarning, match=r"predictions are left out") as warned:
             rep = rs.record(net, data, gradients=False)
         assert remedy in str(warned[0].message)
-    assert rep.outputs is None
+    assert rep.predictions is None
+    assert (rep.embeddings is not None) == (case == "embedding")
     assert rep.made.logits == "none"
     silent = rs.record(net, data, gradients=False, logits="none")
-    assert (silent.outputs, silent.made.logits) == (None, "none")
+    assert (silent.predictions, silent.made.logits) == (None, "none")
+    assert (silent.embeddings is not None) == (case != "autoencoder")  # one vector a sample
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "softmax" not in case])

@@ -62,7 +62,7 @@ def test_outputs_that_are_no_predictions_are_not_kept():
     image = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 5, 1))
     images = torch.randn(20, 3, 6, 6)
     assert rs.record(image, images).outputs is None  # one prediction a pixel
-    assert rs.record(networks.MLP(), X, logits="none", gradients=False).outputs is None
+    assert rs.record(networks.MLP(), X, logits="none", gradients=False).predictions is None
     wide = networks.MLP(classes=MAX_LABELS + 1)
     with pytest.warns(ResemblanceWarning, match="up to 16384 labels, not 16385"):
         assert rs.record(wide, X, logits="sigmoid", gradients=False).outputs is None
@@ -205,7 +205,7 @@ def test_gradients_of_labels_are_not_compared_with_those_of_a_class():
     with pytest.raises(MismatchError, match=r"target differs.*tempered-sigmoid"):
         rs.compare(one, two, kernel="gradients")
     silent = rs.record(net, X, logits="none", gradients=False)
-    with pytest.raises(MismatchError, match=r"has none of its outputs.*pass `logits`"):
+    with pytest.raises(MismatchError, match=r"predicts classes or labels.*`logits=.none.`"):
         rs.behaviour(one, silent)
     assert rs.record(net, X, outputs=False, gradients=False).made.logits is None
     with pytest.raises(MismatchError, match=r"multi-label network and .* predicts one class"):

@@ -149,7 +149,7 @@ def refused():
         ),
         "outputs": (
             record(shard=(1, 2), outputs=False),
-            "what the network predicts differs, 'kept' and 'left out'",
+            "what the network returns differs, 'predictions kept' and 'left out'",
         ),
         "sums": (record(shard=(1, 2)).without_sums(), "dropped its accumulators"),
     }

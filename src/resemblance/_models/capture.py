@@ -29,6 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from .._data.sources import Batch
 from .._ops.devices import copy_to_device_async
 from ..errors import LayerError
+from .embeddings import EmbeddingsReader
 from .layer_outputs import replace_tensor, sample_axes, tensor_at, why_unreadable
 from .layer_patterns import Tap
 from .logits import LogitsReader
@@ -79,7 +80,7 @@ class Rows:
 
 
 Consume = Callable[[int, Tensor, "Tensor | None"], None]  # a tap, its features and gradients
-See = Callable[[Tensor], None]  # the logits of the rows that are recorded
+See = Callable[[Tensor], None]  # the logits or embeddings of the rows that are recorded
 Pick = Callable[[Tensor], "Tensor | None"]  # some rows of a layer's output; None if it has no such
 
 # float16 ends at 6e-8, above many gradients; a power of two is taken off again without loss
@@ -307,7 +308,7 @@ class EagerRunner:
     capture: Capture
     run_model: Callable[[nn.Module, Any], Any]
     objective: Objective | None  # None: features alone
-    logits: LogitsReader | None  # None: nobody sees logits
+    logits: LogitsReader | EmbeddingsReader | None  # None: nobody sees outputs
 
     def run(self, samples: Any, rows: Rows, consume: Consume, see: See | None) -> None:
         """One batch on the model's device, there and back."""

@@ -33,7 +33,7 @@ LOGITS_MODES = cast(tuple[Mode, ...], get_args(Mode))
 PROBABILITY_FLOOR = 1e-7  # of a probability, so that its logarithm is finite
 _MIN_SAMPLES = 32  # samples without a value outside [0, 1], after which outputs are no logits
 _MIN_OUTPUTS = 20  # or so many outputs of a trial, whose signs would agree by chance in one of 2²⁰
-_UNIT_TOLERANCE = 1e-3  # of a sum of probabilities, or of a length, by rounding
+UNIT_TOLERANCE = 1e-3  # of a sum of probabilities, or of a length, by rounding
 # activations after which a last layer gives no logits
 _FINAL_ACTIVATIONS = (
     "ReLU",
@@ -153,7 +153,7 @@ class LogitsReader:
             if self.independent
             else p.clamp_min(PROBABILITY_FLOOR).log()
         )
-        return torch.where((p < -_UNIT_TOLERANCE) | (p > 1 + _UNIT_TOLERANCE), torch.inf, z)
+        return torch.where((p < -UNIT_TOLERANCE) | (p > 1 + UNIT_TOLERANCE), torch.inf, z)
 
     def objection(
         self,
@@ -218,7 +218,7 @@ class LogitsCheck:
         """How many values contradict the option, how many were floored, and of how many."""
         floored = torch.zeros((), dtype=torch.long, device=z.device)
         if not self._reader.from_probabilities:
-            wrong = ((z < 0) | (z > 1 + _UNIT_TOLERANCE)).sum()
+            wrong = ((z < 0) | (z > 1 + UNIT_TOLERANCE)).sum()
         else:
             wrong = z.isposinf().sum()
             low, high = self._reader.of_probabilities(torch.tensor([0, 1], dtype=z.dtype)).tolist()
@@ -278,7 +278,7 @@ def _rows_sum_to_one(p: Tensor, dtype: torch.dtype) -> bool:
 
 def _sum_tolerance(dtype: torch.dtype, classes: int) -> float:
     """How far sums of probabilities may be from one, by rounding and by the floor."""
-    return max(_UNIT_TOLERANCE, torch.finfo(dtype).eps) + classes * PROBABILITY_FLOOR
+    return max(UNIT_TOLERANCE, torch.finfo(dtype).eps) + classes * PROBABILITY_FLOOR
 
 
 def _objections_to_logits(
@@ -310,7 +310,7 @@ def _objections_to_logits(
     if z.ndim > 2 and any(tuple(x.shape) == tuple(z.shape) for x in inputs):
         yield Objection("logits: they have the shape of the input, as a reconstruction has")
     lengths = torch.linalg.vector_norm(z.double().flatten(0, -2), dim=-1)
-    if z.shape[-1] > 2 and bool(((lengths - 1).abs() < _UNIT_TOLERANCE).all()):
+    if z.shape[-1] > 2 and bool(((lengths - 1).abs() < UNIT_TOLERANCE).all()):
         yield Objection("logits: all vectors have length one, as embeddings have")
     last = max((call for call in calls if call.leaf), key=lambda call: call.ended, default=None)
     if last is not None and last.kind in _FINAL_ACTIVATIONS and last.shape == tuple(z.shape):
@@ -328,7 +328,7 @@ def _lies_in_unit_interval(z: Tensor, calls: Sequence[Call], least: int) -> bool
     of few classes, and is logits; any function after it changes the sum of absolute values.
     """
     z = z.detach()
-    inside = bool(((z >= 0) & (z <= 1 + _UNIT_TOLERANCE)).all()) and bool(z.any())
+    inside = bool(((z >= 0) & (z <= 1 + UNIT_TOLERANCE)).all()) and bool(z.any())
     outputs = z.shape[1] if z.ndim > 3 else z.shape[-1]
     if not inside or outputs < least:
         return False

@@ -33,6 +33,7 @@ from .batch_size import BatchSplitter, choose_batch_size, count_cells
 from .capture import Capture, Consume, EagerRunner, HeldBatch, Rows, See
 from .checks import DeterminismCheck, FirstBatchChecks, copy_batch, input_mismatch_error
 from .compile import CompiledRunner
+from .embeddings import EmbeddingsReader
 from .eval_mode import ChangedBuffers, RandomState, run_in_eval_mode, run_on_cast_inputs
 from .language_models import add_decoder_inputs, detect_language_model, run_function
 from .layer_outputs import floating_tensors
@@ -224,7 +225,7 @@ class ModelPass:
         progress: bool | None = False,
         what: str = "",
         may_drop: bool = False,
-        logits: LogitsReader | None = None,  # by which the consumer sees predictions
+        logits: LogitsReader | EmbeddingsReader | None = None,  # what the consumer sees of outputs
         compile: bool = False,
     ) -> set[int]:
         """Run the model over all batches and hand on every tapped layer of each.
@@ -236,7 +237,7 @@ class ModelPass:
         gradients = objective is not None
         if gradients:
             require_gradients(self.model)
-        reader = logits
+        reader = logits if isinstance(logits, LogitsReader) else None
         if objective is not None and not callable(objective.target):
             reader = objective.logits
             self.predictions(reader, needed=True)

@@ -52,6 +52,16 @@ MaxKL = Annotated[
 MinDecibels = Annotated[
     Optional[float], Option(help="Least decibels of features at the worst layer.")
 ]
+MinNeighbours = Annotated[
+    Optional[float], Option(help="Least share of common nearest neighbours, of embeddings.")
+]
+MinCosine = Annotated[
+    Optional[list[str]],
+    Option(
+        metavar="pNN=x",
+        help="Least cosine of a sample's embeddings, as a percentile (p01=0.98); repeat.",
+    ),
+]
 ThresholdsFile = Annotated[
     Optional[Path], Option(metavar="FILE.toml", help="More thresholds; options go before them.")
 ]
@@ -83,6 +93,8 @@ def check(
         ),
     ] = None,
     min_db: MinDecibels = None,
+    min_neighbours: MinNeighbours = None,
+    min_cosine: MinCosine = None,
     ignore_unmatched: Annotated[
         bool,
         Option(
@@ -126,6 +138,7 @@ def check(
     asked: dict[str, Any] = {"min": minimum, "min_db": min_db, "thresholds": thresholds}
     asked |= {"max_disagreement": max_disagreement, "min_kappa": min_kappa, "kl_cap": kl_cap}
     asked |= {"max_kl": max_kl or None, "max_js": max_js or None}
+    asked |= {"min_neighbours": min_neighbours, "min_cosine": min_cosine or None}
     networks = (
         NetworkArgument("base", base, base_weights),
         NetworkArgument("copy", copy, copy_weights, copy_dtype),
@@ -164,6 +177,8 @@ def compare_copies(
     max_disagreement: MaxDisagreement = None,
     max_kl: MaxKL = None,
     min_db: MinDecibels = None,
+    min_neighbours: MinNeighbours = None,
+    min_cosine: MinCosine = None,
     thresholds: ThresholdsFile = None,
     json_file: Json = None,
     png: Annotated[
@@ -178,6 +193,7 @@ def compare_copies(
     check_outputs(json_file, png, read=[base, *files, thresholds])
     limits: dict[str, Any] = {"max_disagreement": max_disagreement, "max_kl": max_kl or None}
     limits |= {"min_db": min_db, "thresholds": thresholds}
+    limits |= {"min_neighbours": min_neighbours, "min_cosine": min_cosine or None}
     asked = {name: limit for name, limit in limits.items() if limit is not None}
     found = rs.copies(base, files, **asked)
     if png is not None:

@@ -268,6 +268,8 @@ def show_copies(of: Copies) -> None:
         "copy": list(of.name),
         "differ": numbers(of.disagreement, "{:.3g} %", 100),
         "KL": numbers(of.kl, "{:.2g}"),
+        "neighbours": numbers(of.neighbours, "{:.3g} %", 100),
+        "cosine p01": numbers(of.cosine, "{:.4f}"),
         "dB": numbers(of.decibels, "{:.1f}"),
         "at": list(of.layer),
         "features": ["" if math.isnan(x) else digits.format_score(x)[0] for x in of.features],
@@ -276,10 +278,16 @@ def show_copies(of: Copies) -> None:
     }
     columns = {name: cells for name, cells in columns.items() if any(cells)}
     print_table(list(columns), zip(*columns.values(), strict=True))
+    meaning = (
+        ""
+        if "neighbours" in columns and "differ" not in columns
+        else ("differ: share predicted differently; KL in nats; ")
+    )
+    if "neighbours" in columns:
+        meaning += "neighbours: share of nearest neighbours in common; cosine p01: 1st percentile; "
     print_wrapped(
-        f"Copies of {of.base}, on {count_samples(of.samples, of.sequences)}. differ: share "
-        "predicted differently; KL in nats; dB: of features, at the layer where it is lowest; "
-        "features, gradients: CKA, mean over layers."
+        f"Copies of {of.base}, on {count_samples(of.samples, of.sequences)}. {meaning}dB: of "
+        "features, at the layer where it is lowest; features, gradients: CKA, mean over layers."
     )
 
 
@@ -338,7 +346,7 @@ _MADE_FACTS = ("dtype", "autocast", "device", "torch", "resemblance", "date", "l
 def file_facts(path: Path) -> dict[str, Any]:
     """What a file holds, as JSON can hold it."""
     from ..representation.file_header import read_file_header
-    from ..representation.schema import predicted_labels, recorded_kinds
+    from ..representation.schema import embedding_dimensions, predicted_labels, recorded_kinds
 
     header = read_file_header(path)
     about, tensors = header.content, header.tensors
@@ -347,6 +355,8 @@ def file_facts(path: Path) -> dict[str, Any]:
     labels, classes, shards = predicted_labels(about), about.get("classes"), data["shards"]
     predicted = f"of {labels:,} labels" if labels else None
     predicted = f"of {classes:,} classes" if classes else predicted
+    if dimensions := embedding_dimensions(about):
+        predicted = f"embeddings of {dimensions:,} dimensions"
     return {
         "file": str(path),
         "megabytes": round(path.stat().st_size / 1e6, 3),

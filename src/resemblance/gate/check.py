@@ -20,9 +20,17 @@ from ..representation.representation import (
 )
 from ..similarity.pairing import same_samples
 from .bounds import Measurement
+from .embedding_thresholds import EmbeddingThresholds
 from .layer_thresholds import LayerThresholds
 from .output_thresholds import OutputThresholds
-from .thresholds import DivergenceLimits, Quantity, ScoreLimits, Threshold, collect_thresholds
+from .thresholds import (
+    CosineLimits,
+    DivergenceLimits,
+    Quantity,
+    ScoreLimits,
+    Threshold,
+    collect_thresholds,
+)
 from .verdict import Finding, Verdict
 
 _BLOCK_SIZE = 128  # samples in a block, unless data are small
@@ -36,6 +44,8 @@ def check(
     max_kl: DivergenceLimits | None = None,
     max_js: DivergenceLimits | None = None,
     min_kappa: float | None = None,
+    min_neighbours: float | None = None,
+    min_cosine: CosineLimits | None = None,
     min: ScoreLimits | None = None,
     min_db: float | None = None,
     kl_cap: float | None = None,
@@ -53,7 +63,8 @@ def check(
 
     Bounds are about the population that the samples were drawn from: Clopper and Pearson's for
     disagreement and percentiles (tokens count as many as their spread between sequences allows),
-    betting bounds for mean divergences, Student's t on the logarithm of 1 − score and on decibels.
+    betting bounds for mean divergences and for neighbours (about all queries, given the samples
+    that neighbours are taken from), Student's t on the logarithm of 1 − score and on decibels.
     Predictions pass only if a permutation test shows them to be related, and scores only above
     their chance level: unrelated networks that nearly always predict the same class agree as well.
     Layers that are constant in both are skipped, with a note; one that is constant in the copy
@@ -70,6 +81,11 @@ def check(
             1,024 classes KL is estimated, and the mean of each sequence (or sample) is capped.
         max_js: largest Jensen-Shannon divergence, in nats, in the same forms. It needs no cap.
         min_kappa: least Cohen's kappa of the predictions, which is agreement beyond chance.
+        min_neighbours: least share of nearest neighbours that both networks' embeddings have in
+            common, the mean over queries.
+        min_cosine: least cosine of a sample's embeddings by the two networks, as a percentile:
+            `{"p01": 0.98}` or `"p01=0.98"` allows 1 % of samples below 0.98. It needs copies whose
+            embeddings have the basis of the base's.
         min: least CKA by kernel at the worst layer, or with `mean:` on average over layers:
             `{"gradients": 0.8, "mean:features": 0.95}`, or words such as `"gradients=0.8"`.
         min_db: least decibels of features at the worst layer, as `coordinates` returns them.
@@ -100,6 +116,8 @@ def check(
         max_kl=max_kl,
         max_js=max_js,
         min_kappa=min_kappa,
+        min_neighbours=min_neighbours,
+        min_cosine=min_cosine,
         min_db=min_db,
         min=min,
         thresholds=thresholds,
@@ -107,7 +125,7 @@ def check(
     )
     one, two = as_representation(base), as_representation(copy)
     layers = LayerThresholds(one, two, ignore_unmatched=ignore_unmatched)
-    outputs = OutputThresholds(one, two)
+    outputs, embeddings = OutputThresholds(one, two), EmbeddingThresholds(one, two)
     if not same_samples(one, two):
         raise MismatchError(
             f"expected two recordings of the same samples, found {one.samples:,} in "
@@ -119,12 +137,14 @@ def check(
         "kappa": outputs.kappa,
         "kl": outputs.divergence,
         "js": outputs.divergence,
+        "neighbours": embeddings.neighbours,
+        "cosine": embeddings.cosine,
         "decibels": layers.decibels,
         "score": layers.score,
     }
     findings = tuple(_finding(one, of, measure[of.quantity](of)) for of in limits)
     rows, tokens = sum(one.block_sizes) or one.samples, one.settings.tokens_of_each
-    notes: list[Note] = [*layers.notes, *outputs.notes]
+    notes: list[Note] = [*layers.notes, *outputs.notes, *embeddings.notes]
     if one.data.skipped:
         notes.append(make_note("skipped-samples", samples=one.data.skipped))
     if few := few_samples_note(rows, one.settings):
@@ -147,13 +167,17 @@ def _finding(base: Representation, of: Threshold, measured: Measurement) -> Find
     value, low, high = (None if math.isnan(x) else float(x) for x in bounds)
     remarks = measured.remarks
     rows, samples = sum(base.block_sizes), base.samples
+    if of.quantity in ("neighbours", "cosine") and base.embeddings is not None:
+        rows = base.embeddings.rows
     whole = base.data.order == "seeded" or rows in (0, samples)
     if not whole and of.quantity != "decibels":  # blocks hold the beginning of a stream
         blocks = -(-samples // base.settings.block)
         assumes = (
             f"assumes that the stream is in random order, as only the first {rows:,} of "
-            f"{samples:,} samples are judged; record all of them with `blocks={blocks}`"
+            f"{samples:,} samples are judged"
         )
+        if of.quantity not in ("neighbours", "cosine"):  # of which files hold no more
+            assumes += f"; record all of them with `blocks={blocks}`"
         remarks = (*remarks, assumes)
     return Finding(of, status, value, low, high, measured.layer, needed, reason, remarks)
 

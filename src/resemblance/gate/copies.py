@@ -10,8 +10,10 @@ from typing import Any
 from .._utils.formatting import printable
 from ..errors import DataError, MismatchError
 from ..representation.representation import RepresentationLike, as_representation
+from ..similarity.agreement import Behaviour
 from ..similarity.compare import compare
 from ..similarity.comparison import FullComparison
+from ..similarity.neighbours import EmbeddingBehaviour
 from ..similarity.results import Plotted, Result, count_samples
 from .check import check
 
@@ -23,11 +25,12 @@ _NAN = (math.nan, math.nan)
 class Copies(Plotted, Result):
     """Copies of one network, those that predict most like it first.
 
-    `to_frame` has one row for each copy: name, disagreement, kl, features and gradients, each with
-    its `_stderr`, then decibels, layer and verdict. `plot` draws features and gradients as bars,
-    beside the share of samples that are predicted differently. What is not known is NaN:
-    predictions of copies with different classes, gradients of recordings without them, features and
-    gradients of recordings with other layers (as those that hold outputs alone), decibels of
+    `to_frame` has one row for each copy: name, disagreement, kl, neighbours, features and
+    gradients, each with its `_stderr`, cosine, decibels, layer and verdict. `plot` draws features
+    and gradients as bars, beside the share of samples that are predicted differently. What is not
+    known is NaN: predictions of copies with different classes, neighbours and cosine of networks
+    that return no embeddings, gradients of recordings without them, features and gradients of
+    recordings with other layers (as those that hold outputs alone), decibels of
     networks whose units are not those of the base.
 
     Attributes:
@@ -39,6 +42,9 @@ class Copies(Plotted, Result):
         disagreement_stderr: standard error of the disagreement.
         kl: KL(base‖copy) in nats, the mean over samples, as `behaviour` has it.
         kl_stderr: standard error of the KL divergence.
+        neighbours: share of nearest neighbours in common with the base's embeddings.
+        neighbours_stderr: standard error of that share.
+        cosine: 1st percentile of the cosine of a sample's embeddings by base and copy.
         features: CKA of centred features, the mean over layers.
         features_stderr: standard error of that mean.
         gradients: CKA of gradients, the mean over layers.
@@ -57,6 +63,9 @@ class Copies(Plotted, Result):
     disagreement_stderr: tuple[float, ...]
     kl: tuple[float, ...]
     kl_stderr: tuple[float, ...]
+    neighbours: tuple[float, ...]
+    neighbours_stderr: tuple[float, ...]
+    cosine: tuple[float, ...]
     features: tuple[float, ...]
     features_stderr: tuple[float, ...]
     gradients: tuple[float, ...]
@@ -79,6 +88,9 @@ class Copies(Plotted, Result):
             share, layer = self.disagreement[i], self.layer[i]
             parts = [] if math.isnan(share) else [f"predicts {100 * share:.2g} % differently"]
             parts += [f"KL {self.kl[i]:.2g} nats"] if not math.isnan(self.kl[i]) else []
+            near, cosine = self.neighbours[i], self.cosine[i]
+            parts += [] if math.isnan(near) else [f"{100 * near:.3g} % common neighbours"]
+            parts += [] if math.isnan(cosine) else [f"p01 of cosines {cosine:.4f}"]
             parts += [f"{self.decibels[i]:.1f} dB at {printable(layer)}"] if layer else []
             parts += [self.verdict[i]] if self.verdict[i] else []
             yield f"{printable(name)}: {', '.join(parts) or 'nothing can be compared'}."
@@ -141,12 +153,15 @@ def copies(
     )
 
 
-def _order(row: Mapping[str, Any]) -> tuple[float, float, float]:
-    return row["disagreement"], row["kl"], -row["decibels"]
+def _order(row: Mapping[str, Any]) -> tuple[float, ...]:
+    return row["disagreement"], row["kl"], -row["neighbours"], -row["decibels"]
 
 
 def _numbers(compared: FullComparison) -> dict[str, Any]:
-    predicted, drift = compared.behaviour, compared.coordinates
+    predicted = compared.behaviour if isinstance(compared.behaviour, Behaviour) else None
+    embedded = compared.behaviour if predicted is None else None
+    assert embedded is None or isinstance(embedded, EmbeddingBehaviour)
+    drift = compared.coordinates
     features = gradients = _NAN
     if compared.features.matched_by != "similarity":  # else they are of no counterparts
         features = compared.features.mean()
@@ -158,6 +173,9 @@ def _numbers(compared: FullComparison) -> dict[str, Any]:
         "disagreement_stderr": predicted.disagreement_stderr if predicted else math.nan,
         "kl": predicted.kl if predicted else math.nan,
         "kl_stderr": predicted.kl_stderr if predicted else math.nan,
+        "neighbours": embedded.neighbours if embedded else math.nan,
+        "neighbours_stderr": embedded.neighbours_stderr if embedded else math.nan,
+        "cosine": math.nan if not embedded or embedded.cosine_p01 is None else embedded.cosine_p01,
         "features": features[0],
         "features_stderr": features[1],
         "gradients": gradients[0],

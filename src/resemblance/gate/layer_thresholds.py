@@ -16,7 +16,7 @@ import torch
 from ..errors import DataError
 from ..representation.notes import Note, make_note
 from ..representation.representation import Representation
-from ..similarity.agreement import behaviour, predictions_obstacle
+from ..similarity.agreement import prediction_behaviour, predictions_obstacle
 from ..similarity.compare import compare_population
 from ..similarity.compare_config import Kernel
 from ..similarity.comparison import KernelComparison
@@ -192,7 +192,7 @@ class LayerThresholds:
         """
         least = float(np.nanmin(self._comparison("features").by_layer()[0], initial=1.0))
         agree = predictions_obstacle(self.base, self.copy) is not None or (
-            behaviour(self.base, self.copy).disagreement <= _MAX_DISAGREEMENT
+            prediction_behaviour(self.base, self.copy).disagreement <= _MAX_DISAGREEMENT
         )
         return Measurement(
             reason="the units of the two networks are not aligned, so decibels do not apply; "

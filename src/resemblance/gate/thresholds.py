@@ -6,6 +6,8 @@ The file has the names of the command's options as keys:
     max-kl = { mean = 0.01, p99 = 0.05 }
     min-kappa = 0.95
     min-db = 20
+    min-neighbours = 0.9
+    min-cosine = { p01 = 0.98 }
 
     [min]
     gradients = 0.8
@@ -32,9 +34,10 @@ else:
     import tomli as tomllib
 
 
-Quantity = Literal["disagreement", "kl", "js", "kappa", "decibels", "score"]
+Quantity = Literal["disagreement", "kl", "js", "kappa", "decibels", "neighbours", "cosine", "score"]
 ScoreLimits = Mapping[str, float] | Iterable[str] | str
 DivergenceLimits = float | Mapping[str, float] | Iterable[str] | str
+CosineLimits = Mapping[str, float] | Iterable[str] | str
 
 QUANTITIES: dict[str, Quantity] = {  # but for those of kernels
     "max-disagreement": "disagreement",
@@ -42,9 +45,18 @@ QUANTITIES: dict[str, Quantity] = {  # but for those of kernels
     "max-js": "js",
     "min-kappa": "kappa",
     "min-db": "decibels",
+    "min-neighbours": "neighbours",
+    "min-cosine": "cosine",
 }
 _LIMIT_UNITS = {"kl": " nats", "js": " nats", "decibels": " dB"}
-_QUANTITY_NAMES = {"disagreement": "disagreement", "kl": "KL", "js": "JS", "kappa": "Cohen's kappa"}
+_QUANTITY_NAMES = {
+    "disagreement": "disagreement",
+    "kl": "KL",
+    "js": "JS",
+    "kappa": "Cohen's kappa",
+    "neighbours": "common nearest neighbours",
+    "cosine": "cosine",
+}
 _KL_CAP = 1.0  # nats
 _CAP_RANGE = (0, math.inf, "above 0 and finite, in nats")
 _MEAN = "mean:"
@@ -54,6 +66,8 @@ _RANGES: dict[Quantity, tuple[float, float, str]] = {  # both ends excluded
     "js": (0, math.inf, "above 0, in nats"),
     "kappa": (0, 1, "above 0 and below 1"),
     "decibels": (-math.inf, math.inf, "finite"),
+    "neighbours": (0, 1, "above 0 and below 1, a share of nearest neighbours"),
+    "cosine": (-1, 1, "above -1 and below 1"),
     "score": (0, 1, "above 0 and below 1, as scores of networks that differ at all do"),
 }
 
@@ -64,13 +78,14 @@ class Threshold:
 
     Scores and decibels are those of the worst layer, or with `mean` the mean over layers.
     Divergences are means over samples, or percentiles: p99 = 0.05 allows 1 % of samples above 0.05.
+    Cosines are percentiles: p01 = 0.98 allows 1 % of samples below 0.98.
     """
 
     quantity: Quantity
     limit: float
     kernel: Kernel | None = None  # of a score
     mean: bool = False
-    percentile: float | None = None  # of a divergence
+    percentile: float | None = None  # of a divergence or a cosine
     cap: float = math.inf  # nats, of the divergence of one sample in a mean
 
     def __post_init__(self) -> None:
@@ -88,7 +103,9 @@ class Threshold:
         if self.kernel is not None:
             return f"min {_MEAN if self.mean else ''}{self.kernel}"
         name = next(name for name, quantity in QUANTITIES.items() if quantity == self.quantity)
-        return name if self.percentile is None else f"{name} p{self.percentile:g}"
+        if self.percentile is None:
+            return name
+        return f"{name} p{self.percentile:{'02g' if self.quantity == 'cosine' else 'g'}}"
 
     @property
     def subject(self) -> str:
@@ -98,7 +115,8 @@ class Threshold:
         if self.kernel is not None:
             return f"{self.kernel} {'on average' if self.mean else 'at the worst layer'}"
         what = _QUANTITY_NAMES[self.quantity]
-        return what if self.percentile is None else f"{what} above {self.limit_text}"
+        side = "below" if self.quantity == "cosine" else "above"
+        return what if self.percentile is None else f"{what} {side} {self.limit_text}"
 
     @property
     def limit_text(self) -> str:
@@ -113,19 +131,22 @@ class Threshold:
             return f"{100 * x:.{2 if x < 0.995 else 3}g} %"
         if self.quantity == "decibels":
             return "unchanged" if math.isinf(x) else f"{x:.1f} dB"
-        if self.quantity in ("score", "kappa"):
+        if self.quantity in ("score", "kappa", "neighbours"):
             return format_near_one(x)
         return f"{x:.3g}{_LIMIT_UNITS[self.quantity]}"
 
     @property
     def allowed(self) -> float:
-        """The limit of what is judged: of a percentile, the share of samples above its limit."""
-        return self.limit if self.percentile is None else round(1 - self.percentile / 100, 12)
+        """The limit of what is judged: of a percentile, the share of samples beyond its limit."""
+        if self.percentile is None:
+            return self.limit
+        share = self.percentile / 100
+        return round(share if self.quantity == "cosine" else 1 - share, 12)
 
     @property
     def allows_at_most(self) -> bool:
         """Whether the limit is the most that is allowed; else it is the least."""
-        return self.quantity in ("disagreement", "kl", "js")
+        return self.quantity in ("disagreement", "kl", "js", "cosine")
 
 
 def format_near_one(x: float) -> str:
@@ -143,12 +164,14 @@ def collect_thresholds(
     max_js: DivergenceLimits | None = None,
     min_kappa: float | None = None,
     min_db: float | None = None,
+    min_neighbours: float | None = None,
+    min_cosine: CosineLimits | None = None,
     min: ScoreLimits | None = None,
     thresholds: str | os.PathLike[str] | None = None,
     kl_cap: float | None = None,
 ) -> tuple[Threshold, ...]:
     """All thresholds, each once: arguments replace what the file says about the same."""
-    limits = (max_disagreement, max_kl, max_js, min_kappa, min_db, min)
+    limits = (max_disagreement, max_kl, max_js, min_kappa, min_db, min_neighbours, min_cosine, min)
     named = zip((*QUANTITIES, "min"), limits, strict=True)
     own = _parse({name: given for name, given in named if given is not None})
     content: dict[str, Any] = {} if thresholds is None else _read_toml(thresholds)
@@ -162,7 +185,8 @@ def collect_thresholds(
     if not merged:
         raise DataError(
             "no threshold was given, so there is nothing to check; give one or more of "
-            "`max_disagreement`, `max_kl`, `max_js`, `min_kappa`, `min_db` and `min`, such as "
+            "`max_disagreement`, `max_kl`, `max_js`, `min_kappa`, `min_db`, `min_neighbours`, "
+            "`min_cosine` and `min`, such as "
             "`max_disagreement=0.02` or `min='gradients=0.8'`"
         )
     return tuple(
@@ -219,9 +243,13 @@ def _thresholds_of(name: str, given: Any) -> Iterator[Threshold]:
             if of not in KERNELS:
                 raise DataError(f"no kernel is named {of!r}; nearest: {close_matches(of, KERNELS)}")
             yield Threshold(quantity, limit, of, mean=of != kernel)
-    elif quantity in ("kl", "js"):
+    elif quantity in ("kl", "js", "cosine"):
         message = f"{name} must be x, mean=x or pNN=x, such as 0.01 or p99=0.05; found {{!r}}"
+        if quantity == "cosine":
+            message = f"{name} must be pNN=x, such as p01=0.98; found {{!r}}"
         for kind, limit in _named_limits(given, message, default="mean"):
+            if quantity == "cosine" and kind == "mean":
+                raise DataError(message.format(limit))
             percentile = re.fullmatch(r"p(\d{1,2}(?:\.\d+)?)", str(kind))
             if kind != "mean" and (percentile is None or not float(percentile[1])):
                 raise DataError(message.format(f"{kind}={limit}"))

@@ -35,6 +35,7 @@ from ..representation.representation import (
     TokenRows,
 )
 from .config import RecordConfig
+from .embedding_summary import EmbeddingSummary
 from .gram_blocks import VectorBuffer
 from .layer_accumulator import (
     BatchPlan,
@@ -73,7 +74,7 @@ class Accumulators:
         *,
         keep_sums: bool = False,  # whether results have the accumulators
         channels_last: frozenset[str] = frozenset(),  # layers whose channels the network has last
-        outputs: Callable[[], OutputSummary] | None = None,  # if predictions are kept
+        outputs: Callable[[], OutputSummary | EmbeddingSummary] | None = None,  # if any are kept
     ) -> None:
         self.config, self.settings, self.names, self.origin = config, settings, names, origin
         self._keep_sums, self._channels_last, self._make_outputs = keep_sums, channels_last, outputs
@@ -132,10 +133,12 @@ class Accumulators:
         if all(piece.block >= self.settings.windows for piece in self._pieces):
             pack_kernels(self._layers.values())  # no more blocks are kept
 
-    def see(self, logits: Tensor) -> None:
-        """Take in the logits of the present batch's rows."""
+    def see(self, outputs: Tensor) -> None:
+        """Take in the logits, or embeddings, of the present batch's rows."""
+        if outputs.ndim > 2:  # hidden states, which become one vector as those of layers do
+            outputs = pool_values(self.config.pool, outputs, self._mask, gradient=False)
         if self.outputs is not None:
-            self.outputs.see(logits)
+            self.outputs.see(outputs)
 
     def consume(self, i: int, features: Tensor, gradients: Tensor | None) -> None:
         """Take in one layer's features and gradients of the present batch."""

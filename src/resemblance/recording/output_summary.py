@@ -55,7 +55,7 @@ class OutputSummary:
         self._independent = independent  # labels, of a multi-label network
         self._seed = seed  # of the sketches over classes
         # a base whose likely classes are noted as well: these, and their places in the order
-        self._base_top = None if base is None or base.outputs is None else base.outputs.top
+        self._base_top = None if base is None or base.predictions is None else base.predictions.top
         self._base_places = None if base is None else _row_places(base)
         self._places: list[np.ndarray] = []  # in the order, of the rows that were kept
         self._parts: list[Outputs] = []  # of these rows; later ones may be on a device still

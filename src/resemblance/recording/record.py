@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from .._data.sample_hashes import SampleHasher, hash_texts
 from .._data.sources import Share
 from .._data.streams import DEFAULT_BUFFER
 from .._data.text import TextOptions, tokenized_text_of
+from .._models.embeddings import EmbeddingsReader
 from .._models.eval_mode import Precision
 from .._models.hashes import (
     begin_parameter_hash,
@@ -62,6 +63,7 @@ from .distributed import (
     record_in_all_ranks,
     refuse_sharded_weights,
 )
+from .embedding_summary import EmbeddingSummary, find_embeddings
 from .layer_accumulator import estimate_layer_bytes
 from .output_summary import OutputSummary, find_logits_reader
 
@@ -146,9 +148,11 @@ def record(
         logits: what the model's outputs are. `"softmax"`: logits of one class per sample (log
             probabilities are logits too). `"probabilities"`: the output of a softmax. `"sigmoid"`:
             logits of independent labels, of which there may be one. `"sigmoid-probabilities"`:
-            probabilities of independent labels. `"none"`: no predictions. A function of the output
-            returns the logits of a softmax. `"auto"` takes outputs as `"softmax"` and refuses those
-            that look like anything else. Probabilities are floored at 1e-7.
+            probabilities of independent labels. `"none"`: no predictions but embeddings, one vector
+            a sample (of a sequence's hidden states, what `pool` makes of them). A function of the
+            output returns the logits of a softmax. `"auto"` takes vectors of length one as
+            embeddings, all else as `"softmax"`, and refuses what looks like anything else.
+            Probabilities are floored at 1e-7.
         gradients: whether to record gradients; features alone take half the time.
         elementwise: whether to record the kernel of f ∘ g as well.
         seed: seed of the order, the sketch and the fold; only recordings of one seed are compared.
@@ -174,7 +178,8 @@ def record(
         keep_sums: whether to keep the accumulators, as a shard does.
         outputs: whether to store predictions for the samples of the blocks, for `behaviour`: every
             probability of up to 1,024 classes, beyond that those of the most likely classes and of
-            groups, and sketches of all others.
+            groups, and sketches of all others. Of a network that returns embeddings, those of up to
+            4,096 samples.
         outputs_of: the recording of a base network. Beyond 1,024 classes, this network's
             probabilities for the base's most likely classes are stored as well, which lowers the
             standard error of KL.
@@ -379,20 +384,25 @@ class _Recorder:
 
     def _begin(
         self, run: ModelPass, taps: Sequence[Tap], reader: LogitsReader, target: str
-    ) -> tuple[Accumulators, ModelPass, LogitsReader | None]:
-        """The accumulators, this process's share of the pass, and what reads predictions."""
+    ) -> tuple[Accumulators, ModelPass, LogitsReader | EmbeddingsReader | None]:
+        """The accumulators, this process's share of the pass, and what reads its outputs."""
         config, source, names = self.config, run.source, [tap.name for tap in taps]
         settings = config.settings(source.block, target, self.unit.tokens)
         few = config.full_gram_samples(source.total, settings)
         self._refuse_too_many(run, taps, settings, few=few > 0)
         needed = config.gradients and not callable(config.target)
         wanted = config.outputs and (not callable(config.target) or config.logits != "auto")
+        find: LogitsReader | EmbeddingsReader | None = None
         find = find_logits_reader(run, reader, needed=needed) if wanted else None
         how_read = reader.name if needed or find is not None else "none"
+        if config.outputs and find is None and not needed:
+            find = find_embeddings(run, reader, config.pool)
         origin = self._origin(run, how_read if needed or wanted else None)
         inputs = [x for x in batch_leaves(run.trial.samples) if isinstance(x, torch.Tensor)]
-        outputs = None
-        if find is not None:
+        outputs: Callable[[], OutputSummary | EmbeddingSummary] | None = None
+        if isinstance(find, EmbeddingsReader):
+            outputs = functools.partial(EmbeddingSummary, settings.block)
+        elif find is not None:
             flags: dict[str, Any] = {"causal": self.unit.causal, "independent": find.independent}
             outputs = functools.partial(OutputSummary, config.outputs_of, seed=config.seed, **flags)
         sums: dict[str, Any] = {

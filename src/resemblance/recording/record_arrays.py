@@ -23,6 +23,7 @@ from .._data.batches import check_unmasked
 from .._data.load_data import load_named_arrays
 from .._data.make_source import make_source
 from .._data.sources import Batch, Piece, SampledTokens, Share, split_into_batches
+from .._models.embeddings import EmbeddingsReader, find_embeddings_reader
 from .._models.logits import Logits, LogitsCheck, LogitsReader
 from .._models.runtimes.runtime import OUTPUTS
 from .._ops.devices import require_cpu_default_device
@@ -39,6 +40,7 @@ from ..representation.representation import (
 )
 from .accumulators import Accumulators, Origin
 from .config import RecordConfig
+from .embedding_summary import EmbeddingSummary
 from .output_summary import OutputSummary
 
 
@@ -74,9 +76,11 @@ def record_arrays(
     Args:
         features: an array (N, ...), or a mapping from layer names to such arrays, in order.
         gradients: the same for the gradients of each sample's loss at those features.
-        outputs: what the network returned for each sample (N, classes), or for each label.
+        outputs: what the network returned for each sample (N, classes), or for each label; or the
+            embedding of each sample (N, d).
         labels: the right class of each sample (N,), or multi-hot rows (N, labels).
-        logits: what the outputs are, as in `record`.
+        logits: what the outputs are, as in `record`; embeddings need `"none"` unless they have
+            length one.
         data_id: name of the samples: recordings with equal names and N count as made on the same
             samples, row by row. Either this or `like` is needed.
         like: a recording, or the path of its file, whose samples these are: row i is of the i-th
@@ -144,7 +148,7 @@ def record_arrays(
         rows.data,
         Made.now(
             dtype=str(next(iter(f.values())).dtype),
-            logits=None if outputs is None else predicted.reader.name,
+            logits=None if outputs is None else predicted.how_read,
         ),
     )
     sums = Accumulators(
@@ -153,14 +157,14 @@ def record_arrays(
         list(f),
         origin,
         keep_sums=rows.config.sums,
-        outputs=predicted.summary(rows.base, rows.settings.seed),
+        outputs=predicted.summary(rows.base, rows.settings),
     )
     for batch in rows.batches:
         chosen = batch.samples.reshape(len(batch.samples), -1).T.flatten()  # as `Rows` has them
         batch = replace(batch, samples=predicted.with_labels(batch))
         sums.begin(batch, chosen)
         if outputs is not None:
-            sums.see(predicted.logits(batch.samples, chosen))
+            sums.see(predicted.rows(batch.samples, chosen))
         for i, key in enumerate(f):
             gradient = None if g is None else _select_rows(g[key], chosen)
             sums.consume(i, _select_rows(f[key], chosen), gradient)
@@ -240,7 +244,7 @@ def _check_like(
             f"hold {expected:,}, which is enough for outputs but not for features; record it on "
             "fewer samples"
         )
-    known = base.outputs
+    known = base.predictions
     if known is not None and "outputs" in arrays:
         columns = math.prod(arrays["outputs"].shape[1:])
         if columns != known.classes:
@@ -311,9 +315,9 @@ def _batches_like(base: Representation, batch_size: int) -> Iterator[Batch]:
 
 def _as_if_recorded_with(base: Representation, rep: Representation) -> Representation:
     """A recording of another's rows with that one's samples, labels and number of samples."""
-    outputs, known = rep.outputs, base.outputs
-    if outputs is not None and known is not None and known.labels is not None:
-        outputs = replace(outputs, labels=known.labels)
+    outputs, known = rep.outputs, base.predictions
+    if rep.predictions is not None and known is not None and known.labels is not None:
+        outputs = replace(rep.predictions, labels=known.labels)
     if base.samples > rep.samples:  # sums are of all samples, of which the rows are a random part
         scale = base.samples / rep.samples
         layers = (
@@ -366,12 +370,38 @@ class _Predictions:
         self.reader = reader
         self._check: LogitsCheck | None = None
         self._began = False
+        self._embeddings = None if outputs is None else self._embeddings_reader()
 
-    def summary(self, base: Representation | None, seed: int) -> Callable[[], OutputSummary] | None:
-        """What makes the store of predictions; None if there are no outputs."""
+    def _embeddings_reader(self) -> EmbeddingsReader | None:
+        """What reads embeddings, by the first rows; None if the outputs are predictions."""
+        few = self._vectors(torch.arange(min(_FIRST_ROWS, len(self.arrays["outputs"]))))
+        reader = find_embeddings_reader(self.reader, few, len(few), "flatten")
+        if reader is None and self.reader.option == "none":
+            raise DataError(
+                '`logits="none"` takes outputs for embeddings: expected an array (N, d) of two '
+                f"dimensions or more, found shape {tuple(self.arrays['outputs'].shape)}; leave "
+                "outputs out, or say in `logits` what they are"
+            )
+        return reader
+
+    def _vectors(self, rows: Tensor) -> Tensor:  # (n, d)
+        found = _pick(self.arrays["outputs"], rows)
+        return found if found.is_floating_point() else found.float()
+
+    @property
+    def how_read(self) -> str:
+        """The option `logits` as files keep it."""
+        return self.reader.name if self._embeddings is None else "none"
+
+    def summary(
+        self, base: Representation | None, settings: Settings
+    ) -> Callable[[], OutputSummary | EmbeddingSummary] | None:
+        """What makes the store of outputs; None if there are none."""
         if "outputs" not in self.arrays:
             return None
-        flags: dict[str, Any] = {"independent": self.reader.independent, "seed": seed}
+        if self._embeddings is not None:
+            return functools.partial(EmbeddingSummary, settings.block)
+        flags: dict[str, Any] = {"independent": self.reader.independent, "seed": settings.seed}
         return functools.partial(OutputSummary, base, **flags)
 
     def with_labels(self, batch: Batch) -> Any:
@@ -381,8 +411,10 @@ class _Predictions:
             return rows
         return rows, _pick(self.arrays["labels"], rows.flatten())
 
-    def logits(self, batch: Any, rows: Tensor) -> Tensor:  # (n, classes)
-        """The logits of some rows, or an error if they are not what the option says."""
+    def rows(self, batch: Any, rows: Tensor) -> Tensor:  # (n, classes) or (n, d)
+        """Embeddings or logits of some rows, or an error if they are not what the option says."""
+        if self._embeddings is not None:
+            return self._vectors(rows)
         outputs = _pick(self.arrays["outputs"], rows)
         z = self.reader(outputs)
         if z.shape[1] > 1:
@@ -403,6 +435,9 @@ class _Predictions:
     def end(self) -> None:
         if self._check is not None:
             self._check.end()
+
+
+_FIRST_ROWS = 32  # which show whether outputs are embeddings
 
 
 def _arrays_by_layer(given: Any) -> dict[str, Any]:

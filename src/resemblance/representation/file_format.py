@@ -16,6 +16,7 @@ from torch import Tensor
 from .._utils.validation import is_integer
 from ..errors import FormatError, LayerError, close_matches
 from . import schema, tensor_file
+from .embeddings import Embeddings
 from .file_header import check_header, invalid_file_error, refuse_checkpoint
 from .layer import Blocks, Buckets, Layer, Products, Recorded, Sketch, Whole
 from .outputs import Outputs
@@ -56,11 +57,7 @@ def _header_and_tensors(rep: Representation) -> tuple[dict[str, Any], dict[str, 
     predicts: dict[str, Any] = {"classes": None}
     if rep.outputs is not None:
         tensors |= {f"outputs.{name}": x for name, x in rep.outputs.tensors().items()}
-        predicts = {"classes": rep.outputs.classes}
-        if rep.outputs.multi_label:
-            predicts = {"classes": None, "labels": rep.outputs.classes}
-        if rep.outputs.multi_label or rep.outputs.sketch_p is not None:
-            predicts["format"] = tensor_file.NEWEST_FORMAT
+        predicts = _header_of_outputs(rep.outputs)
     header = {
         "settings": asdict(rep.settings),
         "samples": rep.samples,
@@ -76,6 +73,17 @@ def _header_and_tensors(rep: Representation) -> tuple[dict[str, Any], dict[str, 
         ],
     }
     return header, {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def _header_of_outputs(outputs: Outputs | Embeddings) -> dict[str, Any]:
+    """What a header says of the outputs; of predictions of one class no newer format is needed."""
+    newest = {"format": tensor_file.NEWEST_FORMAT, "classes": None}
+    if isinstance(outputs, Embeddings):
+        return newest | {"dimensions": outputs.dimensions}
+    if outputs.multi_label:
+        return newest | {"labels": outputs.classes}
+    sketched = outputs.sketch_p is not None
+    return (newest if sketched else {}) | {"classes": outputs.classes}
 
 
 def load(
@@ -126,6 +134,9 @@ def load_with_checkpoint(
         key.removeprefix("outputs."): x for key, x in tensors.items() if key.startswith("outputs.")
     }
     classes = schema.predicted_labels(header) or header.get("classes")
+    outputs: Outputs | Embeddings | None = Outputs(classes, **predicted) if classes else None
+    if schema.embedding_dimensions(header):
+        outputs = Embeddings(**predicted)
     found = Representation(
         layers=tuple(_read_layer(i, header["layers"][i], sizes, tensors) for i in chosen),
         settings=_from_known_keys(Settings, header["settings"]),
@@ -134,7 +145,7 @@ def load_with_checkpoint(
         data=_from_known_keys(DataInfo, data),
         made=_from_known_keys(Made, header["made"]),
         rows=TokenRows(**rows) if rows else None,
-        outputs=Outputs(classes, **predicted) if classes else None,
+        outputs=outputs,
         **{key: None if value is None else tuple(value) for key, value in blocks.items()},  # type: ignore[arg-type]
     )
     return found, header.get("checkpoint")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .._ops.count_sketch import bucket_kernel
 from ..errors import MismatchError
+from .embeddings import Embeddings, join_embeddings
 from .layer import Blocks, Buckets, Layer, Products, Recorded, Sketch
 from .outputs import join_outputs
 from .representation import (
@@ -110,10 +111,21 @@ def join_parts(parts: Sequence[Representation]) -> Representation:
         block_hashes=_if_all([part.block_hashes for part in parts], by_block),
         label_hashes=_if_all([part.label_hashes for part in parts], by_block),
         rows=_if_all([part.rows for part in with_blocks], token_rows),
-        outputs=join_outputs(
-            [part.outputs for part in with_blocks], torch.cat([torch.arange(0), *by_block([rows])])
+        outputs=_join_embeddings(with_blocks)
+        or join_outputs(
+            [part.predictions for part in with_blocks],
+            torch.cat([torch.arange(0), *by_block([rows])]),
         ),
     )
+
+
+def _join_embeddings(parts: Sequence[Representation]) -> Embeddings | None:
+    """The embeddings of all parts; None if one of them has none."""
+    known = [part.embeddings for part in parts if part.embeddings is not None]
+    if len(known) < len(parts):
+        return None
+    numbers, sizes = [part.block_numbers for part in parts], [part.block_sizes for part in parts]
+    return join_embeddings(known, numbers, sizes, parts[0].settings.block)
 
 
 def _if_all(parts: Sequence[T | None], join: Callable[[Sequence[T]], U]) -> U | None:
@@ -189,6 +201,12 @@ def _fold_version(rep: Representation) -> str:
     return "as in version 0.1" if rep[0].features.sketch is None else "as since version 0.2"
 
 
+def _outputs_kept(part: Representation) -> str:
+    if part.outputs is None:
+        return "left out"
+    return "predictions kept" if part.embeddings is None else "embeddings kept"
+
+
 def _refuse_miscounted(part: Representation) -> None:
     """An error if a part holds other blocks, or more or fewer samples, than its shards do."""
     data, settings, count = part.data, part.settings, part.data.shards[0][1]
@@ -241,8 +259,7 @@ def _refuse_unmergeable(a: Representation, b: Representation) -> None:
     ]
     pairs += [(what, left, right) for what, left, right in known if left and right]
     if a.block_sizes and b.block_sizes:  # of which predictions are kept
-        one, two = ("left out" if part.outputs is None else "kept" for part in (a, b))
-        pairs.append(("what the network predicts", one, two))
+        pairs.append(("what the network returns", _outputs_kept(a), _outputs_kept(b)))
     for what, left, right in pairs:
         if not settings_agree(left, right):
             raise MismatchError(

@@ -30,6 +30,7 @@ from .._utils.equality import by_content
 from .._utils.hashing import seeded_permutation
 from .._utils.validation import is_integer
 from ..errors import DataError, LayerError, close_matches
+from .embeddings import Embeddings
 from .file_header import missing_parts
 from .layer import Layer
 from .notes import MIN_SAMPLES, Note, make_note
@@ -160,7 +161,8 @@ class Representation:
         block_hashes: hash of each block's samples; None in old files.
         label_hashes: hash of each block's labels; None without labels.
         rows: which token each row of a block is; None where samples are not tokens.
-        outputs: predictions for the samples of the blocks; None if not recorded.
+        outputs: predictions for the samples of the blocks, or embeddings of the first of them; None
+            if not recorded.
 
     Example:
         >>> import torch, resemblance as rs
@@ -181,7 +183,7 @@ class Representation:
     block_hashes: tuple[str, ...] | None = None
     label_hashes: tuple[str, ...] | None = None
     rows: TokenRows | None = None
-    outputs: Outputs | None = None
+    outputs: Outputs | Embeddings | None = None
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -220,6 +222,16 @@ class Representation:
     @property
     def layer_names(self) -> list[str]:
         return [layer.name for layer in self.layers]
+
+    @property
+    def predictions(self) -> Outputs | None:
+        """The outputs, if they are predictions."""
+        return self.outputs if isinstance(self.outputs, Outputs) else None
+
+    @property
+    def embeddings(self) -> Embeddings | None:
+        """The outputs, if they are embeddings."""
+        return self.outputs if isinstance(self.outputs, Embeddings) else None
 
     @property
     def complete(self) -> bool:
@@ -278,7 +290,7 @@ class Representation:
         return replace(self, layers=tuple(layer.without_sums() for layer in self.layers))
 
     def without_outputs(self) -> Representation:
-        """The same without what the network predicted.
+        """The same without what the network predicted, or its embeddings.
 
         Returns:
             A new Representation, whose `outputs` is None.

@@ -118,15 +118,17 @@ _TOP_LEVEL_RULES = {
 
 
 def _format_3_rules(header: Mapping[str, Any]) -> dict[str, Rule]:
-    """In format 3, the files of multi-label networks, and of those of more than 1,024 classes."""
+    """In format 3: files of multi-label networks, of embeddings, and of more than 1,024 classes."""
+    from .embeddings import MAX_DIMENSIONS
     from .outputs import MAX_FULL_CLASSES, MAX_LABELS
 
-    if header.get("classes") is None or header.get("labels") is not None:
-        return {
-            "classes": Rule("null", lambda x: x is None),
-            "labels": whole(f"from 1 to {MAX_LABELS}", 1, MAX_LABELS + 1),
-        }
-    return {"classes": whole(f"above {MAX_FULL_CLASSES:,}", MAX_FULL_CLASSES + 1)}
+    if header.get("classes") is not None and header.get("labels") is None:
+        return {"classes": whole(f"above {MAX_FULL_CLASSES:,}", MAX_FULL_CLASSES + 1)}
+    none = {"classes": Rule("null", lambda x: x is None)}
+    if "dimensions" in header and "labels" not in header:
+        most = MAX_DIMENSIONS
+        return none | {"dimensions": whole(f"from 2 to {most}", 2, most + 1)}
+    return none | {"labels": whole(f"from 1 to {MAX_LABELS}", 1, MAX_LABELS + 1)}
 
 
 _SETTINGS_RULES = {
@@ -289,7 +291,8 @@ def check_part(
 def check_groups(header: Mapping[str, Any], present: Collection[str]) -> None:
     """An error if a file has groups of tensors that belong to no layer, nor to a later version."""
     known = [*map(str, range(len(header["layers"]))), ""]
-    known += ["outputs"] if header.get("classes") or predicted_labels(header) else []
+    kept = header.get("classes") or predicted_labels(header) or embedding_dimensions(header)
+    known += ["outputs"] if kept else []
     known += ["rows"] if header["settings"].get("unit") == "token" else []
     _raise_unknown("groups of tensors", set(present).difference(known))
 
@@ -297,6 +300,12 @@ def check_groups(header: Mapping[str, Any], present: Collection[str]) -> None:
 def predicted_labels(header: Mapping[str, Any]) -> int | None:
     """How many labels a multi-label network predicts; None for other networks."""
     return header.get("labels") if header["format"] == 3 else None
+
+
+def embedding_dimensions(header: Mapping[str, Any]) -> int | None:
+    """The dimensions of a network's embeddings; None for networks that predict."""
+    known = header["format"] == 3 and "labels" not in header
+    return header.get("dimensions") if known else None
 
 
 def _raise_unknown(what: str, names: Collection[str]) -> None:
@@ -347,10 +356,12 @@ def _shared_specs(
     import torch
 
     from .._ops.class_sketch import CLASS_BUCKETS
+    from .embeddings import embedded_sizes
     from .outputs import CLASS_GROUPS, MAX_FULL_CLASSES, TOP_CLASSES, TOP_WITHOUT_SKETCH
 
     settings, rows = header["settings"], sum(header["block_sizes"])
     classes, labels = header.get("classes"), predicted_labels(header)
+    dimensions = embedding_dimensions(header)
     out: dict[str, TensorSpec] = {}
     optional: list[dict[str, TensorSpec]] = []
     if settings["buckets"]:
@@ -360,7 +371,11 @@ def _shared_specs(
     if settings.get("unit") == "token":
         places = torch.int64, (len(header["block_sizes"]), settings["block"])
         optional.append({"rows.sequence": places, "rows.position": places})
-    if labels is not None:
+    if dimensions is not None:
+        numbers, sizes = header["block_numbers"], header["block_sizes"]
+        embedded = sum(embedded_sizes(numbers, sizes, settings["block"]))
+        out["outputs.vectors"] = torch.float16, (embedded, dimensions)
+    elif labels is not None:
         out["outputs.label_logits"] = torch.float32, (rows, labels)
         optional.append({"outputs.labels": (torch.int16, (rows, labels))})
     elif classes is not None:
@@ -453,6 +468,10 @@ def _agreements(
         elif name == "outputs.top_log_p":
             words = f"tensor {name} must fall from the likeliest on"
             yield words, (x[:, 1:] <= x[:, :-1]).all()
+        elif name == "outputs.vectors":
+            length = torch.linalg.vector_norm(x.double(), dim=1)
+            near = ((length - 1).abs() <= _LENGTH_TOLERANCE) | (length == 0)
+            yield f"tensor {name} must hold vectors of length 1 or 0", near.all()
         elif name.startswith("rows."):
             words = "places from 0 up for the samples of each block and -1 beyond them"
             known_rows = torch.equal(x >= 0, inside) and bool((x >= -1).all())
@@ -464,6 +483,7 @@ def _agreements(
                 yield f"tensor {name} {words}", not rest.any()
 
 
+_LENGTH_TOLERANCE = 2e-3  # of vectors rounded to float16
 _LOG_PROBABILITIES = ("every", "top_log_p", "groups", "others_log_p")
 
 

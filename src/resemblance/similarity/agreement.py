@@ -39,6 +39,7 @@ from ..representation.schema import (
     or_null,
 )
 from . import jackknife
+from .neighbours import EmbeddingBehaviour, embedding_behaviour, embeddings_obstacle
 from .output_divergences import Known, log_probabilities, row_divergences
 from .pairing import blocks_obstacle, incomplete_message
 from .results import Content, Shape, StoredResult, count_samples, join_names
@@ -178,8 +179,11 @@ class Behaviour(StoredResult):
         return {key: x for key, x in found.items() if x is not None or key not in optional_keys}
 
 
-def behaviour(a: RepresentationLike, b: RepresentationLike) -> Behaviour:
-    """How differently two networks predict on the samples that both were recorded on.
+AnyBehaviour = Behaviour | EmbeddingBehaviour
+
+
+def behaviour(a: RepresentationLike, b: RepresentationLike) -> AnyBehaviour:
+    """How differently two networks predict, or embed, the samples that both were recorded on.
 
     `disagreement` is exact always. `kl` is KL(a‖b), `kl_reverse` is KL(b‖a) and `js` is symmetric.
     Beyond 1,024 classes KL is estimated from the most likely classes and sketches of the others:
@@ -190,14 +194,16 @@ def behaviour(a: RepresentationLike, b: RepresentationLike) -> Behaviour:
     on the seed and the sample's index. It has no bias, but for log-probabilities below −60, which
     count as −60, and its noise is part of the standard error. The noise is smaller if b was
     recorded with `outputs_of=a`. `js` is then a lower bound and `js_upper` an upper one. Of files
-    from before there were sketches, all divergences are lower bounds.
+    from before there were sketches, all divergences are lower bounds. Networks that return
+    embeddings are compared by nearest neighbours, cosines and ranks of similarities.
 
     Args:
         a: a recording of the first network, or the path of its file.
         b: a recording of the second on the same samples, or the path of its file.
 
     Returns:
-        Disagreement and divergences with their standard errors.
+        Disagreement and divergences with their standard errors; of embeddings, an
+        `EmbeddingBehaviour`.
 
     Raises:
         MismatchError: if a recording holds no outputs, or they cannot be compared.
@@ -210,6 +216,20 @@ def behaviour(a: RepresentationLike, b: RepresentationLike) -> Behaviour:
         0.0
     """
     a, b = as_representation(a), as_representation(b)
+    return embedding_behaviour(a, b) if _embed(a, b) else prediction_behaviour(a, b)
+
+
+def outputs_obstacle(a: Representation, b: Representation) -> str | None:
+    """Why the outputs of two networks cannot be compared, or None if they can."""
+    return embeddings_obstacle(a, b) if _embed(a, b) else predictions_obstacle(a, b)
+
+
+def _embed(a: Representation, b: Representation) -> bool:
+    return a.embeddings is not None or b.embeddings is not None
+
+
+def prediction_behaviour(a: Representation, b: Representation) -> Behaviour:
+    """How differently two networks predict on the samples that both were recorded on."""
     one, two = comparable_outputs(a, b)
     tokens, parts = a.settings.tokens_of_each, jackknife_parts(a)
     return behaviour_of_rows((a.name, b.name), predicted_rows(one, two), parts, tokens)
@@ -290,9 +310,9 @@ def comparable_outputs(
         raise MismatchError(
             f"what {a.name!r} and {b.name!r} predict cannot be compared: {why}{advice}"
         )
-    assert a.outputs is not None
-    assert b.outputs is not None
-    return a.outputs, b.outputs
+    assert a.predictions is not None
+    assert b.predictions is not None
+    return a.predictions, b.predictions
 
 
 def predictions_obstacle(a: Representation, b: Representation) -> str | None:
@@ -301,7 +321,9 @@ def predictions_obstacle(a: Representation, b: Representation) -> str | None:
     for rep in (a, b):
         if not rep.complete:
             return incomplete_message(rep)
-        if rep.outputs is None:
+        if rep.embeddings is not None:
+            return f"{rep.name!r} returns embeddings, which have neighbours and no predictions"
+        if rep.predictions is None:
             if rep.made.logits == "none":
                 return (
                     f"{rep.name!r} has none of its outputs, as they were not recognised as "
@@ -312,19 +334,20 @@ def predictions_obstacle(a: Representation, b: Representation) -> str | None:
                 "it was recorded without them, or its outputs are no logits of one prediction a "
                 "sample; record it again"
             )
-        if (bad := rep.outputs.undefined) > 0:
+        if (bad := rep.predictions.undefined) > 0:
             return (
-                f"{rep.name!r} predicted NaN for {bad:,} of {rep.outputs.rows:,} samples; repair "
-                "the model and record it again"
+                f"{rep.name!r} predicted NaN for {bad:,} of {rep.predictions.rows:,} samples; "
+                "repair the model and record it again"
             )
-    assert a.outputs is not None
-    assert b.outputs is not None
-    if a.outputs.multi_label != b.outputs.multi_label:
-        one, two = (a, b) if a.outputs.multi_label else (b, a)
+    p, q = a.predictions, b.predictions
+    assert p is not None
+    assert q is not None
+    if p.multi_label != q.multi_label:
+        one, two = (a, b) if p.multi_label else (b, a)
         return f"{one.name!r} is a multi-label network and {two.name!r} predicts one class"
-    if a.outputs.classes != b.outputs.classes:
-        what = "labels" if a.outputs.multi_label else "classes"
-        return f"they have {a.outputs.classes:,} and {b.outputs.classes:,} {what}"
+    if p.classes != q.classes:
+        what = "labels" if p.multi_label else "classes"
+        return f"they have {p.classes:,} and {q.classes:,} {what}"
     return blocks_obstacle(a, b)
 
 
@@ -459,7 +482,8 @@ class BehaviourMatrix(Content):
             out.append(
                 f"No predictions are known of {join_names(without)}: outputs are "
                 "stored where a sample has one prediction, and not in files from before they were "
-                "stored. Record those networks again."
+                "stored. Record those networks again; embeddings are compared by `behaviour`, two "
+                "networks at a time."
             )
         if len(by_kind) > 1:
             kinds = (f"{kind} ({join_names(names)})" for kind, names in by_kind.items())
@@ -491,7 +515,7 @@ def behaviour_matrix(reps: Sequence[Representation]) -> BehaviourMatrix:
     out where that exceeds 10⁹, or a quarter of it for probabilities of groups of classes.
     """
     number, part = len(reps), jackknife_parts(reps[0])
-    known = [rep.outputs for rep in reps]
+    known = [rep.predictions for rep in reps]
     groups: dict[tuple[int, bool], dict[int, Outputs]] = {}  # networks of one kind, by position
     for i, x in enumerate(known):
         if x is not None:

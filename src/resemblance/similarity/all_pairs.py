@@ -27,7 +27,7 @@ from ..representation.layer import Layer
 from ..representation.notes import ALARMS
 from ..representation.representation import Representation
 from . import block_estimator, jackknife, ratio_estimator
-from .agreement import Behaviour
+from .agreement import AnyBehaviour
 from .block_estimator import BlockSums, LayerPairing
 from .compare import build_comparison, compare, resolve_config
 from .compare_all import symmetric_product
@@ -323,7 +323,7 @@ def compare_every_pair(
     reps: Sequence[Representation],
     kernel: Kernel,
     indices: Sequence[Index],
-    predicted: Mapping[NetworkPair, Behaviour],
+    predicted: Mapping[NetworkPair, AnyBehaviour],
     done: Callable[[int], None] = lambda pairs: None,
 ) -> tuple[dict[ComparisonKey, KernelComparison], dict[ComparisonKey, str]]:
     """Each pair of networks and each network with itself, or why it cannot be compared.

@@ -32,7 +32,7 @@ from . import (
     jackknife,
     ratio_estimator,
 )
-from .agreement import Behaviour, behaviour, predictions_obstacle
+from .agreement import AnyBehaviour, behaviour, outputs_obstacle
 from .block_estimator import LayerPairing
 from .compare_config import KERNEL_TABLE, CompareConfig, Estimator, Kernel
 from .comparison import Comparison, FullComparison, KernelComparison
@@ -160,7 +160,7 @@ def compare(
     """
     a, b, device = as_representation(a), as_representation(b), check_device(device)
     compare_config.check_names(kernel or "features", index, estimator)
-    predicted = behaviour(a, b) if predictions_obstacle(a, b) is None else None
+    predicted = behaviour(a, b) if outputs_obstacle(a, b) is None else None
     options = (index, centre, estimator, device, unpaired, predicted)
     found: Comparison
     if kernel is None:
@@ -196,7 +196,7 @@ def _compare_both(a: Representation, b: Representation, *options: Any) -> FullCo
     elif drift is not None and drift.shared:
         notes += drift.notes
     if features.behaviour is None:
-        reason = recorded_without((a, b), "outputs") or predictions_obstacle(a, b)
+        reason = recorded_without((a, b), "outputs") or outputs_obstacle(a, b)
         notes.append(make_note("no-predictions", reason=reason))
     return FullComparison(features, gradients, drift, tuple(notes))
 
@@ -210,7 +210,7 @@ def _compare_kernel(
     estimator: Estimator | Literal["auto"],
     device: str | torch.device,
     unpaired: bool,
-    predicted: Behaviour | None,
+    predicted: AnyBehaviour | None,
 ) -> KernelComparison:
     """The comparison by one kernel, whose notes are not yet warned of."""
     check_recorded(a, b, kernel)
@@ -257,7 +257,7 @@ def build_comparison(
     b: Representation,
     asked: CompareConfig,
     found: Estimate,
-    predicted: Behaviour | None,
+    predicted: AnyBehaviour | None,
     *,
     automatic: bool,  # whether the estimator was chosen here
 ) -> KernelComparison:

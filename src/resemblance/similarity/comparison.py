@@ -30,7 +30,7 @@ from ..representation.schema import (
     optional,
     or_null,
 )
-from .agreement import Behaviour
+from .agreement import AnyBehaviour, Behaviour
 from .compare_config import ESTIMATORS, KERNELS, Estimator, Index, Kernel
 from .divergence import (
     LayerDivergence,
@@ -40,6 +40,7 @@ from .divergence import (
 from .drift import Coordinates
 from .indices.registry import score_bounds
 from .jackknife import jackknife_error, student_interval
+from .neighbours import EmbeddingBehaviour
 from .pairing import (
     MATCHING_RULES,
     LayerKey,
@@ -48,7 +49,7 @@ from .pairing import (
     align_layers,
     match_layers,
 )
-from .results import Plotted, Shape, StoredResult, count_samples, join_names
+from .results import Content, Plotted, Shape, StoredResult, count_samples, join_names
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -105,6 +106,15 @@ class Comparison(Plotted, StoredResult):
         return kind._from_dict(content, where)  # type: ignore[return-value]
 
 
+class _StoredBehaviour(Content):
+    """What a file says of behaviour: of predictions, or of embeddings."""
+
+    @classmethod
+    def _from_dict(cls, content: Mapping[str, Any], where: str = "") -> Any:
+        kind = EmbeddingBehaviour if "neighbours" in content else Behaviour
+        return kind._from_dict(content, where)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class KernelComparison(Comparison):
     """Similarities of the layers of two networks by one kernel. Rows are layers of `a`.
@@ -147,7 +157,7 @@ class KernelComparison(Comparison):
             scores, which flatters).
         matched: for each row, the index of its counterpart among the columns; None if it has none.
         tokens: tokens drawn from each sequence; None where samples are not tokens.
-        behaviour: how differently the networks predict; None if not known.
+        behaviour: how differently the networks predict, or embed; None if not known.
     """
 
     models: tuple[str, str]
@@ -171,7 +181,7 @@ class KernelComparison(Comparison):
     matched_by: MatchedBy = None  # type: ignore[assignment]  # None: by names and scores, as below
     matched: tuple[int | None, ...] = None  # type: ignore[assignment]
     tokens: int | None = None
-    behaviour: Behaviour | None = None
+    behaviour: AnyBehaviour | None = None
 
     _rules: ClassVar = {
         "models": list_of(TEXT, 2, 2),
@@ -194,7 +204,7 @@ class KernelComparison(Comparison):
         "tokens": optional(or_null(ONE)),
         "behaviour": optional(or_null(MAPPING)),
     }
-    _parts: ClassVar = {"behaviour": Behaviour}
+    _parts: ClassVar = {"behaviour": _StoredBehaviour}
 
     def __post_init__(self) -> None:
         if self.matched_by is None or self.matched is None:
@@ -503,8 +513,8 @@ class FullComparison(Comparison):
         return self.features.models
 
     @property
-    def behaviour(self) -> Behaviour | None:
-        """How differently the networks predict; None if not known."""
+    def behaviour(self) -> AnyBehaviour | None:
+        """How differently the networks predict, or embed; None if not known."""
         return self.features.behaviour
 
     def to_dict(self) -> dict[str, Any]:

@@ -212,13 +212,13 @@ def _class_names(
     a: Representation, b: Representation, given: Sequence[str] | None
 ) -> Sequence[str] | None:
     """The names of the classes, or of the labels; None if they are not known."""
-    assert a.outputs is not None
+    assert a.predictions is not None
     if given is None:
         known = (rep.model.classes for rep in (a, b))
-        return next((x for x in known if x is not None and len(x) == a.outputs.classes), None)
-    if isinstance(given, str) or len(given) != a.outputs.classes:
+        return next((x for x in known if x is not None and len(x) == a.predictions.classes), None)
+    if isinstance(given, str) or len(given) != a.predictions.classes:
         found = repr(given) if isinstance(given, str) else f"{len(given):,}"
-        raise DataError(f"`classes` must be {a.outputs.classes:,} names; found {found}")
+        raise DataError(f"`classes` must be {a.predictions.classes:,} names; found {found}")
     return [str(name) for name in given]
 
 

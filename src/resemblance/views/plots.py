@@ -163,13 +163,17 @@ def plot_copies(of: Copies) -> Figure:
         style = {"lw": 1, "capsize": 2}
         at = np.arange(len(rows)) + offset
         scores.barh(at, width, 0.36, xerr=bar, label=label, color=colour, error_kw=style)
-    shares.set(xscale="log", xlim=(_MIN_SHARE, 6), xlabel="predicted differently")
+    predicts = not np.isnan(of.disagreement).all()
+    label = "predicted differently" if predicts else "other nearest neighbours"
+    shares.set(xscale="log", xlim=(_MIN_SHARE, 6), xlabel=label)
     shares.set_xticks([1e-3, 1e-2, 0.1, 1], ["0.1 %", "1 %", "10 %", "100 %"])
     shares.minorticks_off()
     shares.spines["bottom"].set_bounds(_MIN_SHARE, 1)
     shares.tick_params(axis="y", length=0)
     for place, row in enumerate(rows):
         share, error = of.disagreement[row], of.disagreement_stderr[row]
+        if not predicts:
+            share, error = 1 - of.neighbours[row], of.neighbours_stderr[row]
         if np.isnan(share):
             shares.text(_MIN_SHARE * 1.3, place, "not comparable", va="center", color="grey")
             continue

@@ -32,7 +32,7 @@ from .._utils.validation import check_nonempty_strings
 from ..analysis.adaptation import adaptation
 from ..errors import DataError, MismatchError, ResemblanceWarning
 from ..representation.representation import Representation, RepresentationLike, as_representations
-from ..similarity.agreement import Behaviour, behaviour, predictions_obstacle
+from ..similarity.agreement import AnyBehaviour, Behaviour, behaviour, outputs_obstacle
 from ..similarity.all_pairs import NetworkPair, compare_every_pair
 from ..similarity.compare_config import Index, Kernel
 from ..similarity.comparison import KernelComparison
@@ -40,6 +40,7 @@ from ..similarity.comparison_matrix import average_linkage, leaf_order
 from ..similarity.divergence import divergence_if_tested
 from ..similarity.drift import drift_of_copies
 from ..similarity.jackknife import are_unreliable
+from ..similarity.neighbours import EmbeddingBehaviour
 from ..similarity.pairing import same_samples
 from ..similarity.results import plain
 from . import score_encoding
@@ -50,6 +51,7 @@ _MAX_DEBIASED_NETWORKS = 12  # networks of which debiased CKA is held as well
 _MAX_PROBABILITIES = (
     2 * 10**9
 )  # probabilities to be read: beyond, of predictions only the classes are
+_EMBEDDING_COST = 4  # probabilities that are read in the time of comparing two embeddings
 _UNRELIABLE = ("unreliable-errors", "unreliable-adaptation")  # codes of notes
 _ADAPTATION_COLUMNS = ("mean_embedding", "mean_embedding_stderr", "log_ratio", "log_ratio_stderr")
 _FRAGMENTS = ("card", "layers", "reading", "provenance")  # which pages of a zoo have as well
@@ -167,7 +169,9 @@ ComparisonKey = tuple[int, int, Kernel, Index]  # row model, column model, kerne
 
 
 def _compare_pairs(
-    reps: Sequence[Representation], predicted: dict[NetworkPair, Behaviour], progress: bool | None
+    reps: Sequence[Representation],
+    predicted: dict[NetworkPair, AnyBehaviour],
+    progress: bool | None,
 ) -> tuple[dict[ComparisonKey, KernelComparison], dict[ComparisonKey, str]]:
     """Each pair under each kernel and index, or why it cannot be compared."""
     compared: dict[ComparisonKey, KernelComparison] = {}
@@ -282,21 +286,30 @@ def _model_means(
 # -- beside the kernels --------------------------------------------------------------------------
 
 
-def _compare_predictions(reps: Sequence[Representation]) -> dict[NetworkPair, Behaviour]:
+def _compare_predictions(reps: Sequence[Representation]) -> dict[NetworkPair, AnyBehaviour]:
     """How differently each ordered pair predicts, where that can be said in a few seconds."""
     pairs = [
         (i, j)
         for i, j in itertools.permutations(range(len(reps)), 2)
-        if predictions_obstacle(reps[i], reps[j]) is None
+        if outputs_obstacle(reps[i], reps[j]) is None
     ]
-    sizes = [rep.outputs.rows * min(rep.outputs.classes, 1024) for rep in reps if rep.outputs]
+    known = [rep.predictions for rep in reps if rep.predictions is not None]
+    sizes = [x.rows * min(x.classes, 1024) for x in known]
+    sizes += [_EMBEDDING_COST * x.rows**2 for rep in reps if (x := rep.embeddings) is not None]
     if len(pairs) * max(sizes, default=0) > _MAX_PROBABILITIES:
         return {}
-    return {(i, j): behaviour(reps[i], reps[j]) for i, j in pairs}
+    found: dict[NetworkPair, AnyBehaviour] = {}
+    for i, j in pairs:
+        back = found.get((j, i))
+        if isinstance(back, EmbeddingBehaviour):  # which is the same in both directions
+            found[i, j] = back.turned()
+        else:
+            found[i, j] = behaviour(reps[i], reps[j])
+    return found
 
 
 def _prediction_table(
-    reps: Sequence[Representation], predicted: dict[NetworkPair, Behaviour]
+    reps: Sequence[Representation], predicted: dict[NetworkPair, AnyBehaviour]
 ) -> list[dict[str, Any]]:
     """Of each pair of networks what differs in their predictions, or why it is not known."""
     out = []
@@ -304,14 +317,15 @@ def _prediction_table(
         entry: dict[str, Any] = {"a": i, "b": j}
         if (found := predicted.get((i, j))) is not None:
             both = found.summary(), predicted[j, i].summary()  # KL depends on the order
-            entry |= {"words": both, "value": round(found.disagreement, 5)}
-            entry |= {"error": plain(round(found.disagreement_stderr, 5))}
-        elif (why := predictions_obstacle(reps[i], reps[j])) is not None:
+            entry["words"] = both
+            if isinstance(found, Behaviour):  # what embeddings do is said in words alone
+                entry |= {"value": round(found.disagreement, 5)}
+                entry |= {"error": plain(round(found.disagreement_stderr, 5))}
+        elif (why := outputs_obstacle(reps[i], reps[j])) is not None:
             entry["why"] = why
+        elif (one := reps[i].predictions) is None or (two := reps[j].predictions) is None:
+            entry["why"] = "so many embeddings are compared two networks at a time, by `behaviour`"
         else:
-            one, two = reps[i].outputs, reps[j].outputs
-            assert one is not None
-            assert two is not None
             share = float((one.prediction != two.prediction).double().mean())
             entry |= {"value": round(share, 5), "error": None}
         out.append(entry)

@@ -333,7 +333,7 @@ def may_be_related(a: Representation, b: Representation) -> bool:
 def without_logits(rep: Representation) -> Representation:
     """A recording without its logits: their units mean the same to every network of a task."""
     last = rep[-1]
-    logits = rep.outputs is not None and last.dim == rep.outputs.classes
+    logits = rep.predictions is not None and last.dim == rep.predictions.classes
     return replace(rep, layers=rep.layers[:-1]) if logits else rep
 
 

@@ -159,7 +159,7 @@ def entry_for(
         samples=rep.samples,
         layers=tuple(rep.layer_names),
         kinds=tuple(rep[0].kinds),
-        classes=None if rep.outputs is None else rep.outputs.classes,
+        classes=None if rep.predictions is None else rep.predictions.classes,
         parameters=rep.model.parameters,
         weights=rep.model.weights,
         address=rep.model.address,

@@ -30,6 +30,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from ..errors import DataError, FormatError, ResemblanceError, first_line, import_optional
+from ..representation.embeddings import Embeddings
 from ..representation.file_format import load, representation_bytes
 from ..representation.outputs import Outputs
 from ..representation.representation import Representation, TokenRows
@@ -228,9 +229,15 @@ def join_recording(files: Sequence[bytes], shared: bytes, classes: int | None) -
         layers=tuple(
             replace(rep[0], signs=first.signs, sketch_signs=first.sketch_signs) for rep in reps
         ),
-        outputs=None if classes is None else Outputs(classes, **found["outputs"]),
+        outputs=_joined_outputs(classes, found["outputs"]),
         rows=TokenRows(**found["rows"]) if found["rows"] else None,
     )
+
+
+def _joined_outputs(classes: int | None, tensors: Mapping[str, Any]) -> Outputs | Embeddings | None:
+    if classes is not None:
+        return Outputs(classes, **tensors)
+    return Embeddings(**tensors) if tensors else None
 
 
 CHECKSUM_COLUMNS = ("copy", "id", "name", "grp", "parts", "shared_hash")  # columns, by the checksum

@@ -1,0 +1,138 @@
+"""Thresholds on embeddings: bounds of neighbour overlap, and of the share of small cosines.
+
+The overlap of nearest neighbours is a mean over queries: every second sample is one, the others are
+the pool that neighbours are taken from. Given the pool, queries are independent and have a betting
+bound. So the bound is about all queries of the population, in this pool. A copy passes only if a
+permutation test also shows that the embeddings are related, and the limit is above the chance
+level. A percentile of cosines is judged as a rate, with Clopper and Pearson's bounds over samples.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..representation.embeddings import MAX_EMBEDDINGS
+from ..representation.notes import Note, make_note
+from ..representation.representation import Representation
+from ..similarity.neighbours import (
+    NeighbourLists,
+    comparable_embeddings,
+    sample_cosines,
+    share_basis,
+)
+from .bounds import Bounds, Measurement, mean_bounds, mean_decides, rate_bounds
+from .thresholds import Threshold, format_near_one
+
+_PERMUTATIONS = 199  # so that the least p-value is 0.005
+_MAX_P_VALUE = 0.04  # the p-value up to which embeddings are related: below 5 %, as it is exact
+_CHANCE_QUANTILE = 0.95
+_SAME_FUNCTION = 0.5  # overlap from which embeddings in another basis are not called damaged
+
+
+class EmbeddingThresholds:
+    """Neighbours and cosines of two recordings' embeddings, with their bounds.
+
+    Args:
+        base: the recording of the base.
+        copy: the recording of the copy, on the same samples.
+    """
+
+    def __init__(self, base: Representation, copy: Representation) -> None:
+        self.base, self.copy = base, copy
+        self.notes: list[Note] = []  # about the samples, once they are looked at
+
+    def neighbours(self, threshold: Threshold) -> Measurement:
+        """The mean overlap of nearest neighbours: betting bounds over queries, given the pool."""
+        lists, missing = self._lists, 1 - self._lists.overlap
+        if len(missing) < 2:
+            return Measurement(reason="a single query has no chance level; record more samples")
+        bounds = mean_bounds(missing, 1.0)
+        found = Measurement(Bounds(1 - bounds.value, 1 - bounds.high, 1 - bounds.low))
+        by_chance, p_value = self._by_chance
+        high = float(np.quantile(by_chance, _CHANCE_QUANTILE))
+        found.remarks = (
+            f"the {lists.k} nearest neighbours of {lists.queries:,} queries among {lists.pool:,} "
+            f"other samples; bounds are about all queries, given these samples to choose from; "
+            f"unrelated embeddings share {format_near_one(float(by_chance.mean()))}",
+        )
+        if threshold.limit <= high:
+            found.withhold(
+                "the limit is not above chance: unrelated embeddings with these neighbours share "
+                f"up to {format_near_one(high)}; choose a limit above that"
+            )
+        elif found.status(threshold) == "passed" and p_value > _MAX_P_VALUE:
+            found.withhold(
+                f"the embeddings are not shown to be related (p = {p_value:.2g}): of randomly "
+                f"paired queries, {format_near_one(float(by_chance.mean()))} of neighbours agree"
+            )
+        decides = mean_decides(missing, 1.0, 1 - threshold.limit)
+        found.plan(threshold, decides, len(missing))
+        if found.needed is not None:
+            found.needed *= 2  # every second sample is a query
+        return _within_file(found)
+
+    def cosine(self, threshold: Threshold) -> Measurement:
+        """The share of samples with a cosine below a limit: Clopper and Pearson's bounds."""
+        one, two = self._vectors
+        shared = share_basis(one, two)
+        overlap = float(self._lists.overlap.mean())
+        if not shared and (one.shape[1] != two.shape[1] or overlap >= _SAME_FUNCTION):
+            return Measurement(
+                reason="the embeddings have no common basis, so cosines between them say nothing; "
+                f"they have {format_near_one(overlap)} of their neighbours in common, which "
+                "min-neighbours judges",
+                can_decide=False,
+            )
+        cosines = sample_cosines(one, two)
+        below = (cosines < threshold.limit).astype(float)
+        found = Measurement(rate_bounds(float(below.mean()), len(below)), can_pass=shared)
+        at = float(np.quantile(cosines, threshold.allowed))
+        found.remarks = (
+            f"p{threshold.percentile:02g} of these {len(below):,} samples is {format_near_one(at)}",
+        )
+        if not shared and found.status(threshold) != "failed":
+            found.withhold("the embeddings are not shown to have a common basis")
+
+        def decides(n: int, generator: np.random.Generator) -> bool:
+            drawn = rate_bounds(generator.binomial(n, below.mean()) / n, n)
+            return drawn.high <= threshold.allowed or drawn.low > threshold.allowed
+
+        return _within_file(found.plan(threshold, decides, len(below)))
+
+    @functools.cached_property
+    def _vectors(self) -> tuple[Tensor, Tensor]:  # (rows, d) each
+        one, two = (x.vectors for x in comparable_embeddings(self.base, self.copy))
+        if 2 * (distinct := len(torch.unique(one, dim=0))) < len(one):
+            self.notes.append(
+                make_note("repeated-samples", distinct=distinct, samples=len(one), unit="samples")
+            )
+        return one, two
+
+    @functools.cached_property
+    def _lists(self) -> NeighbourLists:
+        return NeighbourLists(*self._vectors)
+
+    @functools.cached_property
+    def _by_chance(self) -> tuple[np.ndarray, float]:
+        """Overlaps of queries paired at random, and the p-value of the true pairing."""
+        paired, generator = self._lists.paired, np.random.default_rng(0)
+        at = np.arange(len(paired))
+        orders = (generator.permutation(len(paired)) for _ in range(_PERMUTATIONS))
+        shares = np.array([paired[at, order].mean() for order in orders])
+        hits = int((shares >= paired.diagonal().mean()).sum())
+        return shares, (1 + hits) / (1 + _PERMUTATIONS)
+
+
+def _within_file(found: Measurement) -> Measurement:
+    """The same, where so many samples would decide that files do not hold their embeddings."""
+    if found.needed is not None and found.needed > MAX_EMBEDDINGS:
+        found.reason = (
+            f"about {found.needed:,} samples would decide, and files hold the embeddings of "
+            f"{MAX_EMBEDDINGS:,}; choose a limit further away"
+        )
+        found.needed, found.can_decide = None, False
+    return found
