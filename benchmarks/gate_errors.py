@@ -10,7 +10,8 @@ interface is used; the true values are computed here, in plain float64. There ar
 cells:
 
 - `limit`: the threshold is the true value itself, where a pass is as wrong as a fail. Neither may
-  happen in more than 5 % of draws.
+  happen in more than 5 % of draws. Neighbours are taken from one pool in all draws of a cell, and
+  their true value is that of all queries, given this pool.
 - `chance`: two unrelated networks that meet the threshold by chance alone. Passes are wrong.
 - `rare`: as `limit`, but the copy differs only on a kind of input that a draw can miss, and the
   quantity is a score or decibels. A pass states this assumption, and counts as wrong without it.
@@ -60,6 +61,7 @@ import resemblance.gate
 from resemblance._ops.class_sketch import row_keys
 from resemblance.demo.digit_networks import pruned_copy, quantised_copy
 from resemblance.recording import output_summary
+from resemblance.representation.embeddings import Embeddings, directions
 from resemblance.representation.outputs import MAX_FULL_CLASSES, Outputs
 from resemblance.representation.representation import Representation
 
@@ -67,6 +69,7 @@ HERE = Path(__file__).parent
 CLASSES = 10
 LABELS = 5  # of multi-label networks
 MANY_CLASSES, MANY_UNITS = 1100, 3000  # of which files hold sketches, and a population of these
+EMBEDDED = 20_000  # samples with embeddings
 POPULATION = 60_000  # samples, or tokens in sequences of 16
 TOKENS = 16  # of a sequence
 CAP = 1.0  # nats, at which the gate clips the KL of a row by default
@@ -179,8 +182,89 @@ class Population:
         return x.argmax(-1)
 
 
+@dataclass(frozen=True)
+class EmbeddingPopulation:
+    """What two networks embed every sample as, with a pool that all draws have in common.
+
+    Bounds of neighbours are about all queries, given the pool; so is the true value here. Vectors
+    are those that files keep, rounded to float16.
+    """
+
+    base: Tensor  # (units, d)
+    copy: Tensor
+    pool: int  # samples from which neighbours are taken: the first ones, or 0
+    related: bool = True  # else any embedding of the copy goes with any of the base
+
+    def drawn(self, n: int, generator: torch.Generator) -> tuple[Representation, Representation]:
+        """The recordings of the pool and as many queries, or of n samples, with replacement."""
+        sides = []
+        rows = torch.randint(self.pool, len(self.base), (n - self.pool,), generator=generator)
+        for x in (self.base, self.copy):
+            at = rows
+            if self.pool:  # every second row is a query
+                at = torch.stack([torch.arange(self.pool), rows], 1).flatten()
+            if not self.related:
+                at = torch.randint(len(x), (n,), generator=generator)
+            sides.append(Embeddings(x[at]))
+        return with_outputs(*sides)
+
+    def truth(self, quantity: str) -> float:
+        """The true value: of all queries with this pool, or the 1st percentile of cosines."""
+        if quantity == "neighbours":
+            return float(self.overlap(slice(self.pool, None)).mean())
+        one, two = (F.normalize(x.double(), dim=1) for x in (self.base, self.copy))
+        values = (one * two).sum(1).sort().values
+        return float(values[len(values) // 100])  # exactly 1 % lie below
+
+    def overlap(self, queries: slice) -> Tensor:  # (queries,)
+        """The share of the 10 nearest neighbours in common (6 of a pool of 30), of each query."""
+        k = min(10, self.pool // 5)
+        near = []
+        for x in (self.base, self.copy):
+            x = F.normalize(x.double(), dim=1)
+            near.append(torch.cat([(q @ x[: self.pool].T).topk(k).indices
+                                   for q in x[queries].split(2000)]))  # fmt: skip
+        return (near[0][:, :, None] == near[1][:, None]).any(2).double().mean(1)
+
+
+def _embedded(
+    name: str, size: float, quantity: str, generator: torch.Generator
+) -> EmbeddingPopulation:
+    """Embeddings of which a mean share of neighbours, `size`, is lost; or as many cosines small.
+
+    All samples move alike (`even`), by lognormal amounts (`tails`), in clusters beside a common
+    mean (`clusters`); or 2 % have nothing in common and the others move a little (`few`).
+    """
+    _, shape, pool = name.split("-")
+    m, dim = int(pool), 16
+    base = torch.randn(EMBEDDED + m, dim, generator=generator)
+    if shape in ("clusters", "unrelated"):
+        centres = 2 * torch.randn(30, dim, generator=generator)
+        base = base + centres[torch.randint(30, (len(base),), generator=generator)] + 1
+    noise = torch.randn(base.shape, generator=generator)
+    other = torch.randn(base.shape, generator=generator)
+    if shape == "tails":
+        noise *= torch.randn(len(base), 1, generator=generator).mul(1.5).exp()
+    if shape == "unrelated":
+        return EmbeddingPopulation(directions(base), directions(other + 0.5), m, related=False)
+    lost = torch.rand(len(base), 1, generator=generator) < 0.02 * (shape == "few")
+
+    def moved(share: float) -> EmbeddingPopulation:
+        two = torch.where(lost, other, base + share * noise)
+        return EmbeddingPopulation(directions(base), directions(two), m)
+
+    if quantity != "neighbours":
+        return moved(size)
+    low, high = 0.0, 4.0
+    for _ in range(14):
+        middle = (low + high) / 2
+        less = 1 - float(moved(middle).overlap(slice(m, m + 4000)).mean()) < size
+        low, high = (middle, high) if less else (low, middle)
+    return moved(high)
+
+
 def with_outputs(
-    base: Outputs, copied: Outputs, *, tokens: int = 1
+    base: Outputs | Embeddings, copied: Outputs | Embeddings, *, tokens: int = 1
 ) -> tuple[Representation, Representation]:
     """Two recordings of a small network, with these outputs instead of their own.
 
@@ -215,11 +299,13 @@ def _small(tokens: int) -> Representation:
 
 
 @functools.cache
-def population(name: str, size: float, quantity: str) -> Population:
+def population(name: str, size: float, quantity: str) -> Population | EmbeddingPopulation:
     """By name; `size` is the mean of the quantity, or the share of samples that differ."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name}{size}".encode()))
     kind, _, parameter = name.partition("-")
     quantity = quantity.removesuffix("-p99")
+    if kind == "embeddings":
+        return _embedded(name, size, quantity, generator)
     if kind == "rate":  # a share of samples is predicted differently; classes are 10, or two
         return _relabelled(size, float(parameter or 0), 1, generator)
     if kind == "clusters":  # the same of tokens, whose sequences differ in how often
@@ -608,8 +694,10 @@ def _asked(quantity: str, limit: float) -> dict[str, Any]:
     """What `check` is given for a threshold."""
     if quantity.endswith("-p99"):
         return {f"max_{quantity.removesuffix('-p99')}": {"p99": limit}}
-    if quantity == "kappa":
-        return {"min_kappa": limit}
+    if quantity in ("kappa", "neighbours"):
+        return {f"min_{quantity}": limit}
+    if quantity == "cosine-p01":
+        return {"min_cosine": {"p01": limit}}
     if quantity == "db":
         return {"min_db": limit}
     if quantity in ("disagreement", "kl", "js"):
@@ -738,8 +826,25 @@ def cells() -> list[Cell]:
     for quantity in ("gradients", "product"):
         out += [Cell(quantity, "networks-digits-unrelated", 0.0, n, "chance", 0.8)
                 for n in (60, 300, 2000)]  # fmt: skip
+    out += _of_embeddings()
     out += [Cell("scores", "networks-digits-rarely", 0.0, n, "rare") for n in (300, 1024, 2000)]
     return out + _powers()
+
+
+def _of_embeddings() -> list[Cell]:
+    """Cells of neighbours and cosines; the pool is named by its size, half of the samples."""
+    out = [Cell("neighbours", f"embeddings-{shape}-{n // 2}", lost, n)
+           for shape in ("even", "tails", "clusters", "few") for n in (60, 300, 1000)
+           for lost in ((0.1, 0.3) if shape == "even" else (0.1,))]  # fmt: skip
+    out += [Cell("neighbours", "embeddings-tails-2000", 0.1, 4000)]
+    out += [Cell("cosine-p01", f"embeddings-{shape}-0", 0.2, n)
+            for shape in ("even", "tails", "few") for n in (300, 1000, 4000)]  # fmt: skip
+    out += [Cell("neighbours", f"embeddings-unrelated-{n // 2}", 0.0, n, "chance", limit)
+            for n, limit in ((60, 0.21), (60, 0.3), (300, 0.07), (300, 0.1),
+                             (1000, 0.03))]  # fmt: skip
+    out += [Cell("neighbours", f"embeddings-{shape}-500", 0.05, 1000, "power", 0.9)
+            for shape in ("even", "tails", "clusters")]  # fmt: skip
+    return out
 
 
 def _powers() -> list[Cell]:
@@ -769,6 +874,8 @@ def default_draws(cell: Cell) -> int:
         return 60 if cell.kind == "size" else 300
     if cell.kind == "size":
         return 100
+    if cell.population.startswith("embeddings"):
+        return 60 if cell.n > 1000 and cell.quantity == "neighbours" else 300
     if cell.kind in ("chance", "power") and cell.quantity in ("kl", "js"):
         return 500
     return 1000 if cell.n >= 10_000 else 2000

@@ -78,15 +78,15 @@ class EmbeddingThresholds:
     def cosine(self, threshold: Threshold) -> Measurement:
         """The share of samples with a cosine below a limit: Clopper and Pearson's bounds."""
         one, two = self._vectors
-        shared = share_basis(one, two)
-        overlap = float(self._lists.overlap.mean())
-        if not shared and (one.shape[1] != two.shape[1] or overlap >= _SAME_FUNCTION):
-            return Measurement(
-                reason="the embeddings have no common basis, so cosines between them say nothing; "
-                f"they have {format_near_one(overlap)} of their neighbours in common, which "
-                "min-neighbours judges",
-                can_decide=False,
-            )
+        if not (shared := share_basis(one, two)):
+            overlap = float(self._lists.overlap.mean())
+            if one.shape[1] != two.shape[1] or overlap >= _SAME_FUNCTION:
+                return Measurement(
+                    reason="the embeddings have no common basis, so cosines between them say "
+                    f"nothing; they have {format_near_one(overlap)} of their neighbours in common, "
+                    "which min-neighbours judges",
+                    can_decide=False,
+                )
         cosines = sample_cosines(one, two)
         below = (cosines < threshold.limit).astype(float)
         found = Measurement(rate_bounds(float(below.mean()), len(below)), can_pass=shared)
@@ -114,7 +114,7 @@ class EmbeddingThresholds:
 
     @functools.cached_property
     def _lists(self) -> NeighbourLists:
-        return NeighbourLists(*self._vectors)
+        return NeighbourLists(*self._vectors, ranks=False)
 
     @functools.cached_property
     def _by_chance(self) -> tuple[np.ndarray, float]:

@@ -142,13 +142,16 @@ class NeighbourLists:
         one: the embeddings of one network.
         two: those of the other, of the same samples.
         k: neighbours of each query; fewer in a pool of less than five times as many samples.
+        ranks: whether to correlate the ranks of all similarities as well.
     """
 
-    def __init__(self, one: Tensor, two: Tensor, k: int = NEIGHBOURS) -> None:
+    def __init__(
+        self, one: Tensor, two: Tensor, k: int = NEIGHBOURS, *, ranks: bool = True
+    ) -> None:
         pool = (len(one) + 1) // 2
         self.pool, self.queries = pool, len(one) // 2
         self.k = max(1, min(k, pool // _MAX_POOL_SHARE))
-        lists, self.correlation = [], np.empty(self.queries)
+        lists, self.correlation = [], np.full(self.queries, np.nan)
         unit = [F.normalize(x.double(), dim=1) for x in (one, two)]  # rounding moved their lengths
         both = [(x[0::2].T, x[1::2]) for x in unit]
         for start in range(0, self.queries, _QUERIES_AT_ONCE):
@@ -156,8 +159,9 @@ class NeighbourLists:
             similar = [(queries[rows] @ pool).numpy().round(_ROUND_OFF) for pool, queries in both]
             order = [np.argsort(-x, axis=1, kind="stable") for x in similar]
             lists.append(np.stack([x[:, : self.k] for x in order]))
-            ranks = [_average_ranks(*pair) for pair in zip(similar, order, strict=True)]
-            self.correlation[rows] = _row_correlation(*ranks)
+            if ranks:
+                each = [_average_ranks(*pair) for pair in zip(similar, order, strict=True)]
+                self.correlation[rows] = _row_correlation(*each)
         self.neighbours = np.concatenate(lists, 1)  # (2, queries, k), places in the pool
 
     @functools.cached_property
