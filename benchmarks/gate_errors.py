@@ -844,6 +844,8 @@ def _of_embeddings() -> list[Cell]:
                              (1000, 0.03))]  # fmt: skip
     out += [Cell("neighbours", f"embeddings-{shape}-500", 0.05, 1000, "power", 0.9)
             for shape in ("even", "tails", "clusters")]  # fmt: skip
+    out += [Cell("neighbours", f"embeddings-{shape}-{n // 2}", 0.05, n, "power", 0.9, False)
+            for shape in ("even", "tails") for n in (100, 200, 300, 500)]  # fmt: skip
     return out
 
 

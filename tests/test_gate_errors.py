@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import reference_embeddings
 import resemblance as rs
 
 gate_errors = pytest.importorskip(
@@ -71,6 +72,19 @@ def test_a_population_has_the_mean_that_it_is_named_for(name, quantity):
     assert getattr(measured, quantity) == pytest.approx(float(value), rel=1e-5)
 
 
+def test_the_truth_of_neighbours_is_that_of_all_queries_given_the_pool():
+    population = gate_errors.population("embeddings-even-30", 0.1, "neighbours")
+    rows = torch.stack([torch.arange(30), torch.arange(30, 60)], 1).flatten()
+    one, two = (x[rows].double().numpy() for x in (population.base, population.copy))
+    overlap, _, _ = reference_embeddings.behaviour(one, two, k=6)
+    assert population.overlap(slice(30, 60)).tolist() == pytest.approx(overlap.tolist())
+    base, other = population.drawn(60, torch.Generator().manual_seed(0))
+    assert torch.equal(base.embeddings.vectors[::2], population.base[:30])
+    (finding,) = rs.check(base, other, min_neighbours=0.5).findings
+    assert finding.measured == pytest.approx(population.truth("neighbours"), abs=0.1)
+    assert population.truth("neighbours") == pytest.approx(0.9, abs=0.01)
+
+
 def test_a_broken_promise_is_named():
     limit, power = (
         cell("limit/disagreement/rate@0.05/300"),
@@ -94,6 +108,8 @@ CELLS = (
     "limit/kl/rare-0.5@0.02/60",  # three draws in ten have none of the rare samples
     "limit/kl/few@0.002/300",
     "chance/disagreement/unrelated@0.01:0.05/300",
+    "limit/neighbours/embeddings-few-30@0.1/60",
+    "limit/cosine-p01/embeddings-tails-0@0.2/300",
 )
 
 

@@ -82,9 +82,9 @@ class EmbeddingThresholds:
             overlap = float(self._lists.overlap.mean())
             if one.shape[1] != two.shape[1] or overlap >= _SAME_FUNCTION:
                 return Measurement(
-                    reason="the embeddings have no common basis, so cosines between them say "
-                    f"nothing; they have {format_near_one(overlap)} of their neighbours in common, "
-                    "which min-neighbours judges",
+                    reason="the embeddings are not shown to have a common basis, without which "
+                    f"cosines say nothing; they have {format_near_one(overlap)} of their "
+                    "neighbours in common, which min-neighbours judges",
                     can_decide=False,
                 )
         cosines = sample_cosines(one, two)

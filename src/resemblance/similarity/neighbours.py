@@ -60,8 +60,8 @@ class EmbeddingBehaviour(StoredResult):
         rank_correlation: Spearman's correlation of a query's similarities to the pool by the two
             networks, the mean over queries.
         rank_correlation_stderr: standard error of that mean.
-        cosine: cosine of the two embeddings of a sample, the mean over samples; None if the
-            networks have no common basis.
+        cosine: cosine of the two embeddings of a sample, the mean over samples; None if a
+            permutation test does not show that the networks have a common basis.
         cosine_stderr: standard error of that mean; None likewise.
         cosine_p01: 1st percentile of those cosines over samples; None likewise.
         cosine_p10: 10th percentile; None likewise.
@@ -122,7 +122,7 @@ class EmbeddingBehaviour(StoredResult):
                 f"{self.cosine_p01:.4f} at the 1st percentile."
             )
         else:
-            out += " They have no common basis, so cosines between them mean nothing."
+            out += " No common basis is shown, so cosines of the two embeddings are left out."
         yield out
 
     def _columns(self) -> Mapping[str, Any]:
