@@ -14,6 +14,7 @@ from resemblance.similarity import pair_statistics
 from resemblance.similarity.pair_statistics import (
     SKEWNESS_SAMPLES,
     PermutationWindow,
+    gamma_tail,
     permutation_moments,
     permutation_window,
     row_effects,
@@ -163,8 +164,10 @@ def share_below_the_level(n, blocks, tokens, sigma, *, centre, draws):
         orders = torch.from_numpy(rng.permuted(np.tile(np.arange(n), (draws, 1)), axis=1))
         for k1, k2 in some:
             total += permuted_scores(add_up, k1, k2, orders) / (blocks * tokens)
-    above = permutation_moments(windows).above_mean(slice(0, 1), slice(1, 2))
-    return float((total < total.mean() + above[0, 0]).double().mean())
+    null = permutation_moments(windows).null(slice(0, 1), slice(1, 2))
+    levels = null.levels(total.mean()[None, None], torch.ones(1, 1, dtype=torch.float64))
+    assert float(gamma_tail(levels.high, levels)) == pytest.approx(0.05, abs=1e-4)
+    return float((total < levels.high).double().mean())
 
 
 SIZES = [  # samples, blocks, tokens, draws
@@ -194,4 +197,4 @@ def test_the_level_holds_95_percent_of_permutations(n, blocks, tokens, draws, ta
 def test_samples_without_spread_have_no_spread_of_chance():
     add_up = sum_weights("cka", 6, 40, centre=True)
     found = permutation_moments([(1.0, add_up, window([[torch.zeros(6, 6).double()] * 2]))])
-    assert not found.above_mean(slice(0, 1), slice(1, 2)).any()
+    assert not found.null(slice(0, 1), slice(1, 2)).sigma.any()

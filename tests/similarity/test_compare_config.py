@@ -12,11 +12,12 @@ from torch import nn
 
 import resemblance as rs
 from cases import named
+from made_up import recorded
 from resemblance.analysis.kernel_ridge import leave_one_out
 from resemblance.errors import DataError
 from resemblance.similarity import compare_config
 from resemblance.similarity.compare_config import ESTIMATORS, KERNELS, unsupported_combinations
-from resemblance.similarity.indices.registry import index_names
+from resemblance.similarity.indices.registry import get_index, index_names
 
 INDICES, UNSUPPORTED = index_names(), unsupported_combinations()
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -48,6 +49,12 @@ def with_norms(rep):
             kinds[kind] = replace(layer.recorded(kind), norms=norms)
         layers.append(replace(layer, **kinds))
     return replace(rep, layers=tuple(layers))
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """Two networks whose files hold the full Gram matrix, which the golden ones do not."""
+    return [recorded(seed, 60) for seed in (0, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +104,12 @@ def computed_or_refused(call, use, kernel, index="cka", estimator="blocks", cent
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_compare_computes_what_is_offered_and_refuses_the_rest(pair, kernel, estimator):
+def test_compare_computes_what_is_offered_and_refuses_the_rest(pair, whole, kernel, estimator):
     for index, centre in itertools.product(INDICES, CENTRES):
         asked = {"kernel": kernel, "index": index, "estimator": estimator, "centre": centre}
+        reps = pair if get_index(index).blocks else whole
         with named(**asked):
-            found = computed_or_refused(partial(rs.compare, *pair, **asked), "compare", **asked)
+            found = computed_or_refused(partial(rs.compare, *reps, **asked), "compare", **asked)
             if found is not None:
                 assert np.isfinite(found.scores).all()
                 assert (found.kernel, found.index, found.estimator) == (kernel, index, estimator)
@@ -151,10 +159,11 @@ def test_every_rule_is_met_first_by_something_that_can_be_asked_for():
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_no_index_that_is_offered_is_another_under_its_name(pair, kernel, estimator):
+def test_no_index_that_is_offered_is_another_under_its_name(pair, whole, kernel, estimator):
+    reps = whole if estimator == "blocks" else pair
     offered = [x for x in INDICES if not rule_against("compare", kernel, x, estimator, False)]
     scores = [
-        rs.compare(*pair, kernel=kernel, index=index, estimator=estimator, centre=False).scores
+        rs.compare(*reps, kernel=kernel, index=index, estimator=estimator, centre=False).scores
         for index in offered
     ]
     assert len(scores) >= 3 or estimator == "ratio"
@@ -176,7 +185,7 @@ def test_where_blocks_cannot_be_had_the_obstacle_is_named():
     ("options", "message"),
     [
         ({"kernel": "rbf"}, f"`kernel` must be one of {', '.join(KERNELS)}; found 'rbf'"),
-        ({"index": "cca"}, f"`index` must be one of {', '.join(INDICES)}; found 'cca'"),
+        ({"index": "pwcca"}, f"`index` must be one of {', '.join(INDICES)}; found 'pwcca'"),
         (
             {"estimator": "best"},
             f"`estimator` must be one of auto, {', '.join(ESTIMATORS)}; found 'best'",

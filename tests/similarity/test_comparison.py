@@ -102,6 +102,7 @@ def test_summary_leaves_out_an_unknown_error():
 def test_frame_has_a_row_for_each_pair(computed):
     frame = computed.to_frame()
     first = ["row", "column", "score", "stderr", "low", "high", "df", "chance", "chance_high"]
+    first += ["p_value", "q_value", "calibrated"]
     last = ["n_eff_row", "n_eff_column", "effective_blocks", "counterpart", "matched_by"]
     assert list(frame.columns) == [*first, *last]
     at = frame[(frame.row == "l0") & (frame.column == "l1")]

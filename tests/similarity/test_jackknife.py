@@ -11,6 +11,7 @@ import reference_compare
 import resemblance as rs
 from resemblance.similarity import jackknife
 from resemblance.similarity.jackknife import Estimate, sequence_groups, window_without_group
+from resemblance.similarity.pair_statistics import ChanceLevels
 
 TOKENS = 4
 
@@ -268,7 +269,8 @@ def deviations(seed=0, parts=8):
 
 
 def test_scores_and_chance_are_kept_in_bounds():
-    found = Estimate.of(SCORES, torch.ones(2, 2), ALIVE, (SCORES - 1, SCORES + 1))
+    levels = ChanceLevels(SCORES - 1, SCORES + 1, torch.zeros(2, 2))
+    found = Estimate.of(SCORES, torch.ones(2, 2), ALIVE, levels)
     np.testing.assert_allclose(found.scores, [[0.5, 1.0], [0.0, 0.9]])
     np.testing.assert_allclose(found.chance, [[0.0, 0.2], [0.0, 0.0]], atol=1e-12)
     np.testing.assert_allclose(found.chance_high, [[1.0, 1.0], [0.7, 1.0]])
@@ -332,11 +334,15 @@ def test_other_standard_errors_need_no_replicates():
     assert found.replicates is None
 
 
-@pytest.mark.parametrize("levels", [(), (SCORES / 4, SCORES / 2)], ids=["plain", "chance"])
+LEVELS = ChanceLevels(SCORES / 4, SCORES / 2, torch.full((2, 2), 0.5))
+
+
+@pytest.mark.parametrize("levels", [None, LEVELS], ids=["plain", "chance"])
 def test_a_part_replaces_its_rows_and_columns_alone(levels):
     found = Estimate.of(SCORES, [deviations(0)], ALIVE, levels)
-    small = [x[..., 1:, :1] for x in (SCORES + 0.7, deviations(2), *levels)]
-    part = Estimate.of(small[0], [small[1]], (ALIVE[0][1:], ALIVE[1][:1]), small[2:])
+    small = [x[..., 1:, :1] for x in (SCORES + 0.7, deviations(2), *(levels or ()))]
+    part_levels = ChanceLevels(*small[2:]) if levels else None
+    part = Estimate.of(small[0], [small[1]], (ALIVE[0][1:], ALIVE[1][:1]), part_levels)
     rows, columns = np.array([False, True]), np.array([True, False])
     other = found.with_part(part, rows, columns)
     assert other.scores[1, 0] == pytest.approx(0.4)
@@ -346,7 +352,7 @@ def test_a_part_replaces_its_rows_and_columns_alone(levels):
         "stderr",
         "df",
         "replicates",
-        *(("chance", "chance_high") * bool(levels)),
+        *(("chance", "chance_high", "p_value") * bool(levels)),
     ):
         mine, theirs, mixed = (getattr(x, name) for x in (found, part, other))
         np.testing.assert_array_equal(mixed[..., 1:, :1], theirs)
@@ -357,7 +363,7 @@ def test_a_part_replaces_its_rows_and_columns_alone(levels):
 
 
 def test_a_part_without_chance_leaves_that_of_the_whole():
-    found = Estimate.of(SCORES, torch.ones(2, 2), ALIVE, (SCORES / 4, SCORES / 2))
+    found = Estimate.of(SCORES, torch.ones(2, 2), ALIVE, LEVELS)
     every = np.array([True, True])
     other = found.with_part(Estimate.of(SCORES / 3, torch.ones(2, 2), ALIVE), every, every)
     np.testing.assert_array_equal(other.chance, found.chance)

@@ -487,6 +487,10 @@ def compare(
         bool,
         Option("--unpaired", help="Allow different samples, paired by position: this says little."),
     ] = False,
+    permutations: Annotated[
+        Optional[int],
+        Option(help="Chance levels and p-values from so many random orders of samples."),
+    ] = None,
     pairs: Annotated[bool, Option("--map", help="Show all pairs of layers as well.")] = False,
     a_weights: Annotated[
         Optional[str],
@@ -527,7 +531,7 @@ def compare(
     networks = NetworkArgument("a", a, a_weights), NetworkArgument("b", b, b_weights, b_dtype)
     one, two = load_or_record(*networks, models, needs)
     how: dict[str, Any] = {"index": index, "estimator": estimator, "centre": centre}
-    how["unpaired"] = unpaired
+    how |= {"unpaired": unpaired, "permutations": permutations}
     found = rs.compare(one, two, kernel=cast(Any, kernel), **how)
     if png is not None:
         plots.save_figure(found.plot(), png)

@@ -85,7 +85,8 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
         "standard errors of centred scores from blocks of {block} samples are too small; record "
         "with at least {enough} samples in a block"
     ),
-    "no-errors": "no standard error: {index!r} was registered without a jackknife",
+    "no-errors": "no standard error: {index!r} {reason}",
+    "not-symmetric": "{index} is not symmetric: swap the networks for the other direction",
     # estimators
     "by-keys": (
         "estimated from buckets, which pair samples by their keys: both recordings used the same "

@@ -171,9 +171,9 @@ class BlockTable:
             self._moments[asked.index] = block_estimator.block_permutation_moments(
                 self._windows, self._weight, replace(asked, centre=self._asked.centre), rep
             )
-        above = self._moments[asked.index].above_mean(rows, columns)
+        null = self._moments[asked.index].null(rows, columns)
         plain = block_estimator.estimate_from_blocks(
-            each, self._weight, n_eff, asked, rep, above, left_out
+            each, self._weight, n_eff, asked, rep, null, left_out
         )
         if asked.estimator != "ratio":
             return plain
@@ -278,7 +278,7 @@ class FullGramTable:
         weights, (_, sums) = own[0][0], self._sums[0]
         chance = (
             permuted_products(weights, sums.of(rows), sums.of(columns)),
-            self._moments[asked.index].above_mean(rows, columns),
+            self._moments[asked.index].null(rows, columns),
         )
         pairing = LayerPairing(
             self._layers[rows], self._layers[columns], asked, self._n, self._spans

@@ -39,8 +39,10 @@ from .pair_statistics import (
     KernelBlock,
     PairSums,
     PermutationMoments,
+    PermutationNull,
     PermutationWindow,
     RowSums,
+    cross_products,
     inner_products,
     kernel_block,
     norm_products,
@@ -137,7 +139,7 @@ class BlockStatistics(NamedTuple):
 
 def is_centred(asked: CompareConfig) -> bool:
     """Whether what is added to a row and its column alike does not enter a score."""
-    return asked.centre or pair_sum_rule(asked).distances
+    return asked.centre or pair_sum_rule(asked).distances is not None
 
 
 def pair_sum_rule(asked: CompareConfig) -> PairSumRule:
@@ -207,9 +209,9 @@ def block_scores_and_sums(
     if a.settings.tokens > 1:
         left_out = _scores_without_sequences(a, b, asked, device, found)
     moments = block_permutation_moments(found.windows, found.weight, asked, a)
-    above = moments.above_mean(slice(0, len(a)), slice(len(a), None))
+    null = moments.null(slice(0, len(a)), slice(len(a), None))
     estimate = estimate_from_blocks(
-        found.each, found.weight, found.n_eff, asked, a, above, left_out, population=population
+        found.each, found.weight, found.n_eff, asked, a, null, left_out, population=population
     )
     return estimate, found
 
@@ -233,7 +235,7 @@ def estimate_from_blocks(
     n_eff: tuple[Tensor, Tensor],
     asked: CompareConfig,
     rep: Representation,
-    above_mean: Tensor,  # (L1, L2) of what is not divided by norms, the 95 % chance level
+    null: PermutationNull,  # of what is not divided by norms
     left_out: Tensor | None = None,  # (m, L1, L2) of tokens, scores without groups of sequences
     *,
     population: bool = False,
@@ -253,13 +255,12 @@ def estimate_from_blocks(
         deviations = finite_population_deviations(
             deviations[0], pairs, sum(rep.block_sizes) / rep.samples
         )
-    mean = whole.chance / norms
     carried = norm_products(each.own1, each.own2).nan_to_num() * weight[:, None, None]
     return Estimate.of(
         whole.scores(),
         deviations,
         whole.alive(),
-        (mean, mean + above_mean / norms),
+        null.levels(whole.chance / norms, norms),
         low=get_index(asked.index).bounds[0],
         n_eff=n_eff,
         effective_blocks=jackknife.effective_number(carried) if tokens == 1 else None,
@@ -345,11 +346,12 @@ def _block_statistics(
             side, shares = prepare_kernels(triangle, diagonal, asked)
             into.add([i // tokens for i in range(start, stop)], shares.unflatten(0, (blocks, -1)))
             sides.append(KernelBlock(*(x.unflatten(0, (blocks, -1)) for x in side)))
-        seen = [
+        levels = [
             round_off_level(rep, asked.kernel, slice(start, stop), n).to(device).view(blocks, -1)
             / unit[:, 0] ** 2
             for rep, unit in zip((a, b), units, strict=True)
         ]
+        seen = [_visible_level(level, asked) for level in levels]
         one, two = sides
         found.append(
             BlockSums(
@@ -420,9 +422,14 @@ def prepare_kernels(
 
     Also how much each sample carries of a kernel (L, n): its diagonal, which distances do not have.
     """
-    if pair_sum_rule(asked).distances:
+    if distances := pair_sum_rule(asked).distances:
         shares = u_centred_block(triangle, diagonal).diagonal
-        return kernel_block(*_centred_distances(triangle, diagonal)), shares
+        squared = _squared_distances(triangle, diagonal)
+        zeros = torch.zeros_like(diagonal)  # a sample is at no distance from itself
+        if distances == "euclidean":
+            return u_centred_block(squared.clamp_min(0).sqrt(), zeros), shares
+        # a covariance does not see the mean
+        return kernel_block(squared - squared.mean(1, keepdim=True), zeros), shares
     block = (u_centred_block if asked.centre else kernel_block)(triangle, diagonal)
     return block, block.diagonal
 
@@ -432,16 +439,19 @@ def _mean_diagonal(diagonal: Tensor) -> Tensor:  # (L, n) -> (L, 1)
     return torch.where(mean > 0, mean, 1.0)
 
 
-def _centred_distances(triangle: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared distances less their mean; a sample is at no distance from itself."""
+def _squared_distances(triangle: Tensor, diagonal: Tensor) -> Tensor:  # (L, t)
     rows, columns = packing.lower_triangle(diagonal.shape[-1], diagonal.device)
-    squared = (
-        packing.select_columns(diagonal, rows)
-        + packing.select_columns(diagonal, columns)
-        - 2 * triangle
-    )
-    # a covariance does not see the mean
-    return squared - squared.mean(1, keepdim=True), torch.zeros_like(diagonal)
+    ends = packing.select_columns(diagonal, rows) + packing.select_columns(diagonal, columns)
+    return ends - 2 * triangle
+
+
+def _visible_level(level: Tensor, asked: CompareConfig) -> Tensor:
+    """Below what ⟨K, K⟩ is round-off, if it is `level` of kernels at a mean diagonal of one.
+
+    The square of a distance has the round-off of a kernel; of a layer that is constant, a distance
+    is the root of that.
+    """
+    return level.sqrt() if pair_sum_rule(asked).distances == "euclidean" else level
 
 
 # -- full Gram matrices --
@@ -497,13 +507,35 @@ def full_gram_scores(of: LayerPairing, *, chance: bool = False) -> Estimate:
     if chance:
         weights = sum_weights(asked.index, samples, samples, centre=asked.centre)
         rows, columns = (RowSums(x.kernels.diagonal, x.kernels.rows) for x in (one, two))
-        above = _moments(one.kernels, two.kernels, weights).above_mean(
+        null = _moments(one.kernels, two.kernels, weights).null(
             slice(0, len(of.rows)), slice(len(of.rows), None)
         )
-        levels = (permuted_products(weights, rows, columns), above)
+        levels = (permuted_products(weights, rows, columns), null)
     return estimate_from_full_gram(
         of, every, left, (one.visible, two.visible), (one.n_eff, two.n_eff), levels
     )
+
+
+def permuted_full_gram_scores(of: LayerPairing, orders: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Scores (L1, L2) with the samples of the columns in each of some orders, clamped to no range.
+
+    Cost: O(L1 L2 N²) for each.
+    """
+    one, two = (
+        _prepared_kernels(layers, of.asked, of.samples, of.device)
+        for layers in (of.rows, of.columns)
+    )
+    weights = sum_weights(of.asked.index, of.samples, of.samples, centre=of.asked.centre)
+    rows, columns = (RowSums(x.kernels.diagonal, x.kernels.rows) for x in (one, two))
+    triangles = one.kernels.triangle.double(), two.kernels.triangle.double()
+    own = inner_products(weights, _pair_sums(*triangles), rows, columns)
+    norms = norm_products(own.one * (own.one > one.visible), own.two * (own.two > two.visible))
+    i, j = packing.lower_triangle(of.samples, torch.device(of.device))
+    positions = packing.triangle_positions(of.samples, torch.device(of.device))
+    for order in orders:
+        pairs = 2 * triangles[0] @ triangles[1][:, positions[order[i], order[j]]].T
+        permuted = RowSums(*(x[:, order] for x in columns))
+        yield cross_products(weights, pairs, rows, permuted) / norms
 
 
 def estimate_from_full_gram(
@@ -512,7 +544,7 @@ def estimate_from_full_gram(
     left: Sequence[PairSums],  # without each span of them
     visible: tuple[Tensor, Tensor],
     n_eff: tuple[Tensor, Tensor],
-    chance: tuple[Tensor, Tensor] | None = None,
+    chance: tuple[Tensor, PermutationNull] | None = None,
 ) -> Estimate:
     """Scores with their errors, from inner products of kernels.
 
@@ -522,8 +554,8 @@ def estimate_from_full_gram(
         left: those without each span of samples.
         visible: (L1,) and (L2,), below which the product of a layer with itself is round-off.
         n_eff: (L1,) and (L2,) effective sample sizes.
-        chance: (L1, L2) the mean of products over permutations, and how far their 95 % level lies
-            above it; None does without.
+        chance: (L1, L2) the mean of products over permutations, and their distribution about it;
+            None does without.
     """
     alive = (every.one > visible[0], every.two > visible[1])
 
@@ -535,10 +567,9 @@ def estimate_from_full_gram(
     for score, (start, stop) in zip(left_out, of.spans, strict=True):
         if of.samples - (stop - start) < fewest:
             score.fill_(torch.nan)
-    levels: tuple[Tensor, ...] = ()
+    levels = None
     if chance is not None:
-        mean = chance[0] / norms(every)
-        levels = (mean, mean + chance[1] / norms(every))
+        levels = chance[1].levels(chance[0] / norms(every), norms(every))
     return Estimate.of(
         every.both / norms(every),
         [jackknife.jackknife_deviations(left_out)],
@@ -565,7 +596,7 @@ def _prepared_kernels(
         triangle, diagonal = read_blocks([layer], asked.kernel, slice(0, 1), samples, device, **how)
         unit = diagonal.mean() if diagonal.mean() > 0 else torch.ones_like(diagonal.mean())
         least = round_off_level([layer], asked.kernel, slice(0, 1), samples, whole=True)
-        visible.append(least.to(device) / unit**2)
+        visible.append(_visible_level(least.to(device) / unit**2, asked))
         block, shares = prepare_kernels(triangle / unit, diagonal / unit, asked)
         carried.append(jackknife.effective_number(shares.T))
         parts.append(block._replace(triangle=block.triangle.float()))

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from .._ops.devices import check_device
-from ..errors import MismatchError, warn
+from .._utils.validation import check_integer
+from ..errors import DataError, MismatchError, warn
 from ..representation.notes import ALARMS, Note, make_note
 from ..representation.representation import (
     Representation,
@@ -37,7 +38,7 @@ from .block_estimator import LayerPairing
 from .compare_config import KERNEL_TABLE, CompareConfig, Estimator, Kernel
 from .comparison import Comparison, FullComparison, KernelComparison
 from .drift import coordinates
-from .indices.registry import get_index
+from .indices.registry import get_index, is_registered
 from .jackknife import Estimate, small_blocks_note, unreliable_note
 from .kernels import has_full_gram
 from .pairing import (
@@ -52,11 +53,22 @@ from .pairing import (
     same_samples,
     unpaired_note,
 )
+from .permutations import FEWEST_PERMUTATIONS, with_permutations
 
 _MSG_WHOLE_ONLY = (
     "index {0!r} needs the full Gram matrix of the same samples, which a recording holds for up to "
-    "1,024 samples (`unit='sample'`); found {1:,} and {2:,} samples. Record both on at most 1,024, "
-    "or register {0!r} with `blocks=True` if its mean over blocks estimates the same"
+    "1,024 samples (`unit='sample'`); found {1:,} and {2:,} samples. Record both on at most 1,024"
+)
+_MSG_REGISTER_BLOCKS = (
+    ", or register {0!r} with `blocks=True` if its mean over blocks estimates the same"
+)
+_MSG_NO_PERMUTATIONS = (
+    "`permutations` needs the full Gram matrix of the same samples at every layer, which a "
+    "recording holds for up to {0:,} samples (`unit='sample'`) {1} is computed from; found {2:,} "
+    "samples and the estimator {3!r}. Record both on at most {0:,}, or leave `permutations` out"
+)
+_MSG_NOTHING_TO_PERMUTE = (
+    "{0} pairs no samples, so permuting them changes nothing; leave `permutations` out"
 )
 _MIN_DEBIASED_SAMPLES = 4  # samples
 _MSG_NO_RATIO = (
@@ -80,6 +92,7 @@ def compare(
     estimator: Estimator | Literal["auto"] = "auto",
     device: str | torch.device = "cpu",
     unpaired: bool = False,
+    permutations: int | None = None,
 ) -> FullComparison: ...
 
 
@@ -94,6 +107,7 @@ def compare(
     estimator: Estimator | Literal["auto"] = "auto",
     device: str | torch.device = "cpu",
     unpaired: bool = False,
+    permutations: int | None = None,
 ) -> KernelComparison: ...
 
 
@@ -107,6 +121,7 @@ def compare(
     estimator: Estimator | Literal["auto"] = "auto",
     device: str | torch.device = "cpu",
     unpaired: bool = False,
+    permutations: int | None = None,
 ) -> Comparison:
     """How similar two networks are, layer by layer, with standard errors and a chance level.
 
@@ -120,13 +135,15 @@ def compare(
             are the columns.
         kernel: compare this kernel alone: `"features"`, `"gradients"`, `"product"` (the paper's),
             `"sum"`, `"elementwise"` or `"transport"`. None compares features and gradients.
-        index: `"cka"`, `"cka-debiased"` (chance is zero, whatever the number of samples), `"nbs"`,
-            `"spectral"` (needs no pairing of samples), `"rsa"`, or one from `register_index`. On
-            centred features NBS is the Procrustes similarity. The CCA family needs the features
-            themselves, which a Representation does not keep; CKA took its place because CCA cannot
-            distinguish layers wider than the number of samples (Kornblith et al. 2019).
+        index: `"cka"`, `"cka-debiased"` (chance is zero, whatever the number of samples), `"nbs"`
+            (on centred kernels the Procrustes similarity), `"spectral"` (needs no pairing of
+            samples), `"rsa"`, `"rsa-spearman"`, `"rsa-kendall"`, `"distance-correlation"`, or one
+            from `register_index`. With up to 1,024 samples also `"mutual-knn"`, `"jaccard"` and
+            `"cknna"` (10 nearest neighbours), `"procrustes"` (a metric), `"cca"`, `"svcca"` and
+            `"linear-regression"` (of rows from columns; swap the networks for the other way).
         centre: whether to subtract the mean over samples first. None does so for features, where
-            the mean otherwise dominates, and not for other kernels, as in the paper.
+            the mean otherwise dominates, and not for other kernels, as in the paper; for indices
+            of neighbours never, for Procrustes, CCA and regression always, as their authors do.
         estimator: `"blocks"` (exact kernels of shared samples, of all of them up to 1,024:
             unbiased, with a chance level), `"ratio"` (blocks and the norms of all samples, for CKA
             of uncentred kernels), `"buckets"` (sketches: any two data sets) or `"paper"`
@@ -139,6 +156,10 @@ def compare(
         unpaired: allow recordings of different samples, also of different numbers of them. They are
             paired by position, so that scores say little about the networks, and the result says
             so. `spectral` pairs no samples and needs no permission.
+        permutations: number of random orders of samples, such as 200, that chance levels and
+            p-values come from, for any index of up to 1,024 samples, also corrected for taking the
+            best pair of layers. It takes as many times longer. None: indices that are sums over
+            pairs (CKA, RSA, distance correlation) have both from moments, others have none.
 
     Returns:
         A `Comparison`. Its `["features"]` and `["gradients"]` have scores and standard errors,
@@ -160,8 +181,10 @@ def compare(
     """
     a, b, device = as_representation(a), as_representation(b), check_device(device)
     compare_config.check_names(kernel or "features", index, estimator)
+    if permutations is not None:
+        permutations = check_integer("permutations", permutations, FEWEST_PERMUTATIONS)
     predicted = behaviour(a, b) if outputs_obstacle(a, b) is None else None
-    options = (index, centre, estimator, device, unpaired, predicted)
+    options = (index, centre, estimator, device, unpaired, permutations, predicted)
     found: Comparison
     if kernel is None:
         found = _compare_both(a, b, *options)
@@ -210,6 +233,7 @@ def _compare_kernel(
     estimator: Estimator | Literal["auto"],
     device: str | torch.device,
     unpaired: bool,
+    permutations: int | None,
     predicted: AnyBehaviour | None,
 ) -> KernelComparison:
     """The comparison by one kernel, whose notes are not yet warned of."""
@@ -218,8 +242,33 @@ def _compare_kernel(
         check_same_samples(a, b)
     asked = resolve_config(a, b, kernel, index, centre, estimator)
     check_enough_samples(a, asked)
+    if permutations:
+        _check_permutable(a, b, asked)
     found = _estimate_scores(a, b, asked, device)
+    if transform := get_index(index).transform:
+        found = found.transformed(transform)
+    if permutations:
+        found = with_permutations(found, _full_gram_pairing(a, b, asked, device), permutations)
     return build_comparison(a, b, asked, found, predicted, automatic=estimator == "auto")
+
+
+def _check_permutable(a: Representation, b: Representation, asked: CompareConfig) -> None:
+    """An error unless the kernels of all samples are there to be permuted, and pairing matters."""
+    index = get_index(asked.index)
+    if not index.paired:
+        raise DataError(_MSG_NOTHING_TO_PERMUTE.format(asked.index))
+    whole = all(x.all() for x in full_gram_layers(a, b, asked))
+    if asked.estimator != "blocks" or not whole:
+        most = index.whole_samples or jackknife.FULL_GRAM_SAMPLES
+        found = (most, asked.index, a.samples, asked.estimator)
+        raise MismatchError(_MSG_NO_PERMUTATIONS.format(*found))
+
+
+def _full_gram_pairing(
+    a: Representation, b: Representation, asked: CompareConfig, device: str | torch.device
+) -> LayerPairing:
+    spans = block_estimator.sample_groups(a.samples)
+    return LayerPairing(a.layers, b.layers, asked, a.samples, spans, device)
 
 
 def compare_population(a: Representation, b: Representation, kernel: Kernel) -> KernelComparison:
@@ -269,6 +318,8 @@ def build_comparison(
     samples = (sum(a.block_sizes), sum(b.block_sizes)) if blocks else (a.samples, b.samples)
     sketched = asked.estimator == "buckets"
     reordered = automatic and blocks_obstacle(a, b) == MSG_OTHER_ORDER
+    mean_of_blocks = not whole and index.score is not None and index.from_blocks is None
+    without_errors = make_note("no-errors", index=index.name, reason=index.without_errors)
     constant = [
         make_note("constant-layer", layer=name, model=rep.name)
         for rep, lives in zip((a, b), found.alive, strict=True)
@@ -278,8 +329,9 @@ def build_comparison(
     notes = [
         kernel.bucket_note if sketched else None,
         None if whole else index.note,
-        make_note("mean-of-blocks", index=index.name) if index.score and not whole else None,
-        make_note("no-errors", index=index.name) if whole and not index.jackknife else None,
+        make_note("mean-of-blocks", index=index.name) if mean_of_blocks else None,
+        without_errors if whole and not index.jackknife else None,
+        None if index.symmetric else make_note("not-symmetric", index=index.name),
         kernel.note,
         make_note("tokens-in-buckets") if a.settings.tokens > 1 and not blocks else None,
         make_note("from-buckets") if chosen and sketched and index.pair_sums else None,
@@ -304,6 +356,8 @@ def build_comparison(
         samples=samples,
         notes=tuple(filter(None, notes)),
         df=found.df,
+        p_value=found.p_value,
+        permuted_best=found.permuted_best,
         n_eff=None if found.n_eff is None else (found.n_eff[0], found.n_eff[1]),
         effective_blocks=found.effective_blocks,
         tokens=a.settings.tokens_of_each,
@@ -329,6 +383,8 @@ def resolve_config(
     no_block = blocks_obstacle(a, b, paired=paired)
     no_bucket = buckets_obstacle(a, b, paired=paired)
     if centre is None:
+        centre = get_index(index).centre
+    if centre is None:
         centre = kernel == "features" and estimator != "paper"
     if estimator == "auto":
         estimator = _best_estimator(
@@ -349,7 +405,8 @@ def resolve_config(
         )
     asked = CompareConfig(kernel, index, centre, estimator)
     if not get_index(index).blocks and not all(x.all() for x in full_gram_layers(a, b, asked)):
-        raise MismatchError(_MSG_WHOLE_ONLY.format(index, a.samples, b.samples))
+        more = _MSG_REGISTER_BLOCKS if is_registered(index) else ""
+        raise MismatchError((_MSG_WHOLE_ONLY + more).format(index, a.samples, b.samples))
     return asked
 
 
@@ -407,9 +464,7 @@ def _estimate_scores(
         return found
     rows, columns = full_gram_layers(a, b, asked)
     if rows.all() and columns.all():
-        spans = block_estimator.sample_groups(a.samples)
-        every = LayerPairing(a.layers, b.layers, asked, a.samples, spans, device)
-        return _estimate_from_full_gram(every)
+        return _estimate_from_full_gram(_full_gram_pairing(a, b, asked, device))
     found = _estimate_from_blocks(a, b, asked, device, population=population)
     if not rows.any() or not columns.any():
         return found
@@ -468,10 +523,13 @@ def _estimate_from_blocks(
 
 
 def check_enough_samples(a: Representation, asked: CompareConfig) -> None:
-    """An error if a debiased index, centred, is asked for of too few samples to have one."""
-    rule = get_index(asked.index).pair_sums
-    if rule and rule.population and asked.centre and a.samples < _MIN_DEBIASED_SAMPLES:
+    """An error if an index is asked for of too few samples to have one."""
+    index = get_index(asked.index)
+    debiased = index.pair_sums is not None and index.pair_sums.population and asked.centre
+    fewest = _MIN_DEBIASED_SAMPLES if debiased else index.fewest
+    if a.samples < fewest:
+        kernels = " of centred kernels" if debiased else ""
         raise MismatchError(
-            f"{asked.index} of centred kernels takes {_MIN_DEBIASED_SAMPLES} samples at least, "
+            f"{asked.index}{kernels} takes {fewest} samples at least, "
             f"found {a.samples}; record more, or use `index='cka'`"
         )

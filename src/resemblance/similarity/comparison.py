@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from ..representation.schema import (
     MAPPING,
     NOTES,
     ONE,
+    REAL,
     TABLE,
     TEXT,
     YES_NO,
@@ -49,13 +50,14 @@ from .pairing import (
     align_layers,
     match_layers,
 )
+from .permutations import permuted_level, permuted_p_value, q_values
 from .results import Content, Plotted, Shape, StoredResult, count_samples, join_names
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _NORMAL_DF = 1000.0  # degrees of freedom: nearly normal
-_ADDED_IN_0_2 = ("df", "replicates", "n_eff", "effective_blocks")  # not in files of 0.1
+_ADDED_IN_0_2 = ("df", "p_value", "replicates", "n_eff", "effective_blocks")  # not in files of 0.1
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,17 @@ class Match:
     nearest_scores: tuple[float, ...]
     aligned: tuple[str, ...]  # the best choice that keeps the order of layers
     aligned_scores: tuple[float, ...]
+
+
+class BestPair(NamedTuple):
+    """The most similar pair of layers, whose chance level is that of the best of all pairs."""
+
+    row: str
+    column: str
+    score: float
+    chance_high: float  # 95 % level of the highest score of the table; NaN without permutations
+    calibrated: float  # how far above that level, from 0 to 1
+    p_value: float
 
 
 class Comparison(Plotted, StoredResult):
@@ -129,7 +142,8 @@ class KernelComparison(Comparison):
     `plot` draws a heatmap of all pairs of layers beside a curve over layers with error bars, in
     which a ring marks the layer where the networks diverge. `to_frame` has one row for each pair of
     layers: row, column, score, stderr, low, high (of the 95 % interval), df, chance, chance_high,
-    n_eff_row, n_eff_column, effective_blocks, counterpart (whether the two are) and matched_by.
+    p_value, q_value, calibrated, n_eff_row, n_eff_column, effective_blocks, counterpart (whether
+    the two are) and matched_by.
 
     Attributes:
         models: names of the two networks.
@@ -147,6 +161,9 @@ class KernelComparison(Comparison):
         samples: number of samples that entered the scores, of each network.
         notes: remarks that the summary repeats.
         df: degrees of freedom of each standard error; None if not known.
+        p_value: the probability that samples paired at random score as high; None if not known.
+        permuted_best: the largest score of the table with samples in each of the random orders
+            that `permutations` asked for; None without.
         replicates: scores of each row and its counterpart with one group of samples left out, an
             array (groups, rows); None if not known.
         n_eff: effective sample size of each row's and each column's kernel, in samples or, for
@@ -175,6 +192,8 @@ class KernelComparison(Comparison):
     samples: tuple[int, int]
     notes: tuple[Note, ...]
     df: np.ndarray | None = None
+    p_value: np.ndarray | None = None
+    permuted_best: np.ndarray | None = None  # (permutations,)
     replicates: np.ndarray | None = None  # (groups, rows)
     n_eff: tuple[np.ndarray, np.ndarray] | None = None  # (rows,), (columns,)
     effective_blocks: np.ndarray | None = None  # (rows, columns)
@@ -199,6 +218,7 @@ class KernelComparison(Comparison):
         "samples": list_of(COUNT, 2, 2),
         "notes": NOTES,
         **{key: optional(or_null(TABLE)) for key in _ADDED_IN_0_2},
+        "permuted_best": optional(or_null(list_of(or_null(REAL)))),
         "matched_by": optional(one_of(*MATCHING_RULES)),  # nor were these
         "matched": optional(list_of(or_null(COUNT))),
         "tokens": optional(or_null(ONE)),
@@ -235,6 +255,48 @@ class KernelComparison(Comparison):
     def same_layers(self) -> bool:
         """Whether both networks have the same layers, so that the diagonal means something."""
         return self.rows == self.columns
+
+    @property
+    def calibrated(self) -> np.ndarray | None:
+        """How far each score lies above chance, on a scale from 0 at its 95 % level to 1.
+
+        (score − chance_high) / (best possible score − chance_high), and 0 at chance or below
+        (Gröger et al. 2026). None if the chance level or the best possible score is not known.
+        """
+        best = score_bounds(self.index)[1]
+        if self.chance_high is None or not np.isfinite(best):
+            return None
+        return _calibrate(self.scores, self.chance_high, best)
+
+    @property
+    def q_value(self) -> np.ndarray | None:
+        """P-values corrected for the number of pairs of layers, after Benjamini and Hochberg.
+
+        Calling all pairs with a q-value of at most 0.05 related makes a share of 5 % of those
+        calls wrong on average. None if p-values are not known.
+        """
+        return None if self.p_value is None else q_values(self.p_value)
+
+    def best(self) -> BestPair:
+        """The pair of layers with the highest score, corrected for having chosen it.
+
+        Its chance level is that of the highest score of the whole table: with samples in each of
+        the random orders that `permutations` asked for, all pairs are compared, and the highest
+        score is taken as here.
+
+        Returns:
+            The pair with its score; without `permutations`, what is corrected is NaN.
+        """
+        if np.isnan(self.scores).all():
+            return BestPair("", "", *[np.nan] * 4)
+        at = np.unravel_index(np.nanargmax(self.scores), self.scores.shape)
+        score, high, p = self.scores[at], np.array(np.nan), np.array(np.nan)
+        if self.permuted_best is not None:
+            high = permuted_level(score, self.permuted_best)
+            p = permuted_p_value(score, self.permuted_best)
+        calibrated = _calibrate(score, high, score_bounds(self.index)[1])
+        names = self.rows[at[0]], self.columns[at[1]]
+        return BestPair(*names, *(float(x) for x in (score, high, calibrated, p)))
 
     def match(self) -> Match:
         """The most similar column of each row, and the best alignment that keeps layer order.
@@ -411,6 +473,14 @@ class KernelComparison(Comparison):
                     f"{(value > chance[1]).sum()} of {len(there)} layers are above the chance "
                     "level (95 %)."
                 )
+            if self.permuted_best is not None:
+                best = self.best()
+                lines.append(
+                    f"The best of {self.scores.size} pairs, {printable(best.row)} with "
+                    f"{printable(best.column)}, scores {best.score:.3f}, calibrated "
+                    f"{best.calibrated:.3f} (p = {best.p_value:.2g}, corrected for taking the "
+                    "best)."
+                )
             if (tested := divergence_if_tested(self)) and tested.found:
                 lines.append(tested.sentence)
         if self.behaviour is not None and self.models[0] != self.models[1]:
@@ -435,6 +505,9 @@ class KernelComparison(Comparison):
             "df": self.df,
             "chance": self.chance,
             "chance_high": self.chance_high,
+            "p_value": self.p_value,
+            "q_value": self.q_value,
+            "calibrated": self.calibrated,
             "n_eff_row": np.broadcast_to(of_rows[:, None], shape),
             "n_eff_column": np.broadcast_to(of_columns, shape),
             "effective_blocks": self.effective_blocks,
@@ -453,9 +526,13 @@ class KernelComparison(Comparison):
         matched = content.get("matched", [None] * rows)
         if len(matched) != rows or any(j is not None and j >= columns for j in matched):
             raise ValueError(f"matched must name one of {columns} columns for each of {rows} rows")
-        tables = ("scores", "stderr", "chance", "chance_high", "df", "effective_blocks")
-        sides: Shape = [(rows,), (columns,)]
-        return {**dict.fromkeys(tables, (rows, columns)), "replicates": (-1, rows), "n_eff": sides}
+        tables = ("scores", "stderr", "chance", "chance_high", "df", "p_value", "effective_blocks")
+        return {
+            **dict.fromkeys(tables, (rows, columns)),
+            "permuted_best": (-1,),
+            "replicates": (-1, rows),
+            "n_eff": [(rows,), (columns,)],
+        }
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -465,8 +542,8 @@ class FullComparison(Comparison):
     It has no scores of its own: those are in `comparison["features"]` and
     `comparison["gradients"]`. `plot` draws a heatmap for each kernel beside the curves of both;
     `to_frame` has one row for each kernel and pair of layers: kernel, then row, column, score,
-    stderr, low, high, df, chance, chance_high, n_eff_row, n_eff_column, effective_blocks,
-    counterpart and matched_by, as of a `KernelComparison`.
+    stderr, low, high, df, chance, chance_high, p_value, q_value, calibrated, n_eff_row,
+    n_eff_column, effective_blocks, counterpart and matched_by, as of a `KernelComparison`.
 
     Attributes:
         features: the comparison by features.
@@ -602,6 +679,11 @@ def mean_over_layers(
             left_out = np.where(there, replicates, 0.0).sum(1) / number
             error = jackknife_error(torch.from_numpy(left_out)).numpy()
     return value, error
+
+
+def _calibrate(scores: np.ndarray, chance_high: np.ndarray, best: float) -> np.ndarray:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return ((scores - chance_high) / (best - chance_high)).clip(0, 1)
 
 
 def _range_text(numbers: np.ndarray) -> str:

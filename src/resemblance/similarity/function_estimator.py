@@ -10,22 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .._ops import packing
+from .._utils.progress import progress_bar
 from ..errors import DataError
 from ..representation.layer import Layer
 from ..representation.representation import Representation
 from . import jackknife, kernels
 from .block_estimator import LayerPairing
 from .compare_config import CompareConfig
-from .indices.registry import SimilarityIndex, get_index
+from .indices.registry import PreparedKernel, SimilarityIndex, get_index
 from .jackknife import Estimate, jackknife_deviations
-from .kernels import iter_blocks, read_blocks, round_off_level
+from .kernels import iter_blocks, read_blocks, round_off_level, visible_spectrum
 
 # -- full Gram matrices --
 
@@ -41,11 +42,17 @@ def full_spectra(of: LayerPairing, layers: Sequence[Layer]) -> list[Spectrum]:
     out = []
     for layer in layers:
         square, least = _full_square(of, layer)
-        values, vectors = torch.linalg.eigh(square)
-        # a symmetric matrix of independent entries has eigenvalues up to 2σ√N
-        seen = values > (0.64 * least * of.samples).sqrt()
-        out.append(Spectrum(values[seen], vectors[:, seen], bool(seen.any())))
+        values, vectors = visible_spectrum(square, _eigenvalue_floor(least, of.samples))
+        out.append(Spectrum(values, vectors, bool(len(values))))
     return out
+
+
+def _eigenvalue_floor(least: Tensor, samples: int) -> float:
+    """The largest eigenvalue that the rounding of entries has, if ⟨K, K⟩ / N² of it is `least`.
+
+    A symmetric matrix of independent entries has eigenvalues up to 2σ√N.
+    """
+    return float((0.64 * least * samples).sqrt())
 
 
 def _full_square(of: LayerPairing, layer: Layer) -> tuple[Tensor, Tensor]:  # (N, N), (1,)
@@ -57,31 +64,96 @@ def _full_square(of: LayerPairing, layer: Layer) -> tuple[Tensor, Tensor]:  # (N
     return kernels.centre_kernel(square) if centre else square, least
 
 
+_LONG = 2_000_000  # entries of kernels, over all pairs of layers
+
+
+def is_long(of: LayerPairing) -> bool | None:
+    """Whether there may be a progress bar: None for comparisons that take more than a moment."""
+    return None if of.samples**2 * len(of.rows) * len(of.columns) > _LONG else False
+
+
+class PreparedLayer(NamedTuple):
+    """A layer's kernel, and what the index needs of it."""
+
+    square: Tensor  # (N, N)
+    floor: float  # eigenvalues below are rounding
+    alive: Tensor  # ()
+    prepared: PreparedKernel
+
+
+def prepare_layers(of: LayerPairing) -> tuple[list[PreparedLayer], list[PreparedLayer]]:
+    """The layers of rows and of columns, made ready for an index that is a function of kernels."""
+    index, sides = get_index(of.asked.index), []
+    for layers in (of.rows, of.columns):
+        side = []
+        for layer in layers:
+            square, least = _full_square(of, layer)
+            alive = square.square().mean() > least[0]
+            floor = _eigenvalue_floor(least, of.samples) * _peak(square)
+            side.append(PreparedLayer(square, floor, alive, _prepared(index, square, floor, alive)))
+        sides.append(side)
+    return sides[0], sides[1]
+
+
+def _peak(square: Tensor) -> float:
+    """How much larger the rounding of entries is at the sample of the largest norm than on average.
+
+    One eigenvector too many is a direction of its own to CCA, so these take the bound for entries
+    whose variances differ: twice the root of their largest sum over a row.
+    """
+    norms = square.diagonal()
+    return float((norms.max() / norms.mean()).clamp_min(1).sqrt())
+
+
+def _prepared(
+    index: SimilarityIndex, square: Tensor, floor: float, alive: Tensor
+) -> PreparedKernel:
+    if index.prepare is None or not alive:
+        return PreparedKernel(squares=(square,))
+    return index.prepare(square, floor)
+
+
 def full_gram_function_scores(of: LayerPairing) -> Estimate:
     """A function of two kernels; without samples, of those kernels without their rows and columns.
 
     Where no standard error was declared, it is NaN.
     """
     index = get_index(of.asked.index)
-    sides, alive = [], []
-    for layers in (of.rows, of.columns):
-        found = [_full_square(of, layer) for layer in layers]
-        sides.append(torch.stack([square for square, _ in found]))
-        seen = [square.square().mean() > least[0] for square, least in found]
-        alive.append(torch.stack(seen))
-    scores = function_scores(index, sides, alive)
+    sides = prepare_layers(of)
+    alive = [torch.stack([x.alive for x in side]) for side in sides]
+    ready = [[x.prepared for x in side] for side in sides]
+    scores = function_scores(index, ready, alive)
     stderr: Tensor | list[Tensor] = torch.full_like(scores, torch.nan)
+    n_eff = None
     if index.jackknife and of.samples > 2:
         left = []
-        for start, stop in of.spans:
-            keep = torch.ones(of.samples, dtype=torch.bool, device=of.device)
-            keep[start:stop] = False
-            rest = [k[:, keep][:, :, keep] for k in sides]
-            if of.asked.centre:
-                rest = [kernels.centre_kernel(k) for k in rest]
-            left.append(function_scores(index, rest, alive))
+        with progress_bar(is_long(of), len(of.spans), "standard errors", "groups") as advance:
+            for start, stop in of.spans:
+                keep = torch.ones(of.samples, dtype=torch.bool, device=of.device)
+                keep[start:stop] = False
+                rest = [[_without(index, x, keep, of.asked.centre) for x in side] for side in sides]
+                left.append(function_scores(index, rest, alive))
+                advance(1)
         stderr = [jackknife.jackknife_deviations(torch.stack(left))]
-    return Estimate.of(scores, stderr, alive, low=index.bounds[0], high=index.bounds[1])
+        n_eff = [
+            jackknife.effective_number(torch.stack([x.square.diagonal() for x in side], 1))
+            for side in sides
+        ]
+    low, high = index.bounds
+    return Estimate.of(scores, stderr, alive, low=low, high=high, n_eff=n_eff)
+
+
+def _without(
+    index: SimilarityIndex, layer: PreparedLayer, keep: Tensor, centre: bool
+) -> PreparedKernel:
+    """What is prepared of a layer with some samples left out."""
+    if not layer.alive:
+        return layer.prepared
+    if index.restrict is not None:
+        return index.restrict(layer.prepared, keep, centre)
+    rest = layer.square[keep][:, keep]
+    rest = kernels.centre_kernel(rest) if centre else rest
+    return _prepared(index, rest, layer.floor, layer.alive)
 
 
 # -- blocks --
@@ -107,7 +179,12 @@ def block_function_scores(
             squares = [square for square, _ in pair]
             if all(square.shape[-1] == size for square in squares):
                 alive = [k.diagonal(dim1=1, dim2=2).sum(1) > least for k, least in pair]
-                found.append((function_scores(index, squares, alive), *(x.cpu() for x in alive)))
+                ready = [
+                    [_prepared(index, k, 0.0, live) for k, live in zip(*side, strict=True)]
+                    for side in zip(squares, alive, strict=True)
+                ]
+                scores = function_scores(index, ready, alive)
+                found.append((scores, *(x.cpu() for x in alive)))
         return [torch.stack(x) for x in zip(*found, strict=True)]  # (k, L1, L2), (k, L1), (k, L2)
 
     def score(each: Tensor, *_: Tensor) -> Tensor:
@@ -122,18 +199,21 @@ def block_function_scores(
 
 
 def function_scores(
-    index: SimilarityIndex, kernels: Sequence[Tensor], alive: Sequence[Tensor]
-) -> Tensor:  # (L1, n, n) and (L2, n, n), (L1,) and (L2,) -> (L1, L2)
+    index: SimilarityIndex, sides: Sequence[Sequence[PreparedKernel]], alive: Sequence[Tensor]
+) -> Tensor:  # L1 and L2 kernels, (L1,) and (L2,) -> (L1, L2)
     """An index that is a function of two kernels, for all pairs of layers that are not constant.
 
     Raises:
         DataError: if it returns anything but a number.
     """
     assert index.score is not None
-    one, two = (k.cpu().numpy() for k in kernels)
-    out = torch.full((len(one), len(two)), torch.nan, dtype=torch.float64)
+    rows, columns = sides
+    out = torch.full((len(rows), len(columns)), torch.nan, dtype=torch.float64)
     for i, j in torch.nonzero(alive[0][:, None] & alive[1]).tolist():
-        found: object = index.score(one[i].copy(), two[j].copy())  # which may change them
+        pair: tuple[Any, ...] = rows[i], columns[j]
+        if index.prepare is None:  # arrays, which the function may change
+            pair = tuple(x.squares[0].cpu().numpy().copy() for x in pair)
+        found: object = index.score(*pair)
         if isinstance(found, np.ndarray | Tensor) and found.ndim == 0:
             found = found.item()
         if not isinstance(found, Real):

@@ -16,7 +16,7 @@ move the score by more than the recorded ones can show. The notes on that are ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +31,7 @@ from ..representation.layer import Blocks, Layer
 from ..representation.notes import Note, make_note
 from ..representation.representation import Representation
 from .indices.registry import get_index
+from .pair_statistics import ChanceLevels, gamma_tail
 
 if TYPE_CHECKING:
     from .compare_config import CompareConfig
@@ -204,6 +205,9 @@ class Estimate:
     chance_high: np.ndarray | None = None  # 95 % quantile
     df: np.ndarray | None = None  # degrees of freedom of the standard errors
     replicates: np.ndarray | None = None  # (groups, rows, columns): with a group left out
+    p_value: np.ndarray | None = None  # that a score under permuted pairing is as high
+    skew: np.ndarray | None = None  # of scores under permuted pairing
+    permuted_best: np.ndarray | None = None  # (permutations,) the largest score of the table
     n_eff: tuple[np.ndarray, ...] | None = None  # samples that carry each row's and column's kernel
     effective_blocks: np.ndarray | None = None  # that carry the variance of each score
 
@@ -212,7 +216,7 @@ class Estimate:
         scores: Tensor,
         stderr: Tensor | Sequence[Tensor],
         alive: Iterable[Tensor],
-        chance: Iterable[Tensor] = (),
+        chance: ChanceLevels | None = None,
         *,
         low: float = 0.0,
         high: float = 1.0,
@@ -223,10 +227,13 @@ class Estimate:
 
         Instead of standard errors come the deviations that they are made of, if known.
         """
-        score, *levels = (x.clamp(low, high).cpu().numpy() for x in (scores, *chance))
-        lives = tuple(x.cpu().numpy() for x in alive)
-        mean, upper = levels or (None, None)
+        score, lives = scores.clamp(low, high).cpu().numpy(), tuple(x.cpu().numpy() for x in alive)
         found: dict[str, np.ndarray] = {}
+        if chance is not None:
+            found["chance"] = chance.mean.clamp(low, high).cpu().numpy()
+            found["chance_high"] = chance.high.clamp(low, high).cpu().numpy()
+            found["skew"] = chance.skew.cpu().numpy()
+            found["p_value"] = gamma_tail(scores, chance).cpu().numpy()
         if not isinstance(stderr, Tensor):
             found["replicates"] = jackknife_replicates(scores, stderr).cpu().numpy()
             stderr, df = standard_error(stderr)
@@ -235,7 +242,22 @@ class Estimate:
             found["effective_blocks"] = effective_blocks.cpu().numpy()
         carried = None if n_eff is None else tuple(x.cpu().numpy() for x in n_eff)
         error = stderr.cpu().numpy()
-        return Estimate(score, error, lives, mean, upper, n_eff=carried, **found)
+        return Estimate(score, error, lives, n_eff=carried, **found)
+
+    def transformed(self, function: Callable[[np.ndarray], np.ndarray]) -> Estimate:
+        """The same of an increasing function of scores in [0, 1]; errors by the jackknife of it.
+
+        The chance level's quantile is that of the function, its mean is the function of the mean.
+        """
+
+        def of(x: np.ndarray | None) -> Any:
+            return None if x is None else function(x.clip(0, 1))
+
+        changed = {name: of(getattr(self, name)) for name in ("chance", "chance_high")}
+        if (replicates := of(self.replicates)) is not None:
+            changed["replicates"] = replicates
+            changed["stderr"] = jackknife_error(torch.from_numpy(replicates)).numpy()
+        return replace(self, scores=function(self.scores), **changed)
 
     def of_columns(self, which: slice) -> Estimate:
         """The same for some of the columns."""
@@ -251,8 +273,10 @@ class Estimate:
             cut(self.chance_high),
             cut(self.df),
             cut(self.replicates),
-            None if self.n_eff is None else (self.n_eff[0], cut(self.n_eff[1])),
-            cut(self.effective_blocks),
+            cut(self.p_value),
+            cut(self.skew),
+            n_eff=None if self.n_eff is None else (self.n_eff[0], cut(self.n_eff[1])),
+            effective_blocks=cut(self.effective_blocks),
         )
 
     def with_errors(self, stderr: Tensor) -> Estimate:
@@ -269,7 +293,8 @@ class Estimate:
         """The same with some rows and columns (masks) from another estimate."""
         at = (..., *np.ix_(rows, columns))
         changed = {}
-        for name in ("scores", "stderr", "chance", "chance_high", "df", "replicates"):
+        names = ("scores", "stderr", "chance", "chance_high", "df", "replicates", "p_value")
+        for name in names:
             mine, other = getattr(self, name), getattr(part, name)
             if mine is not None and other is not None:
                 changed[name] = mine.copy()

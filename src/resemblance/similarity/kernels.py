@@ -349,6 +349,13 @@ def centred_or_zero(k: Tensor) -> Tensor:
     return out if out.norm() > 1e-14 * len(k) * k.norm() else torch.zeros_like(k)
 
 
+def visible_spectrum(k: Tensor, floor: float) -> tuple[Tensor, Tensor]:  # (n, n) -> (r,), (n, r)
+    """Eigenvalues in ascending order, and eigenvectors, of those above a level of round-off."""
+    values, vectors = torch.linalg.eigh(k)
+    seen = values > max(floor, 1e-12 * float(values[-1]))
+    return values[seen], vectors[:, seen]
+
+
 def psd_factor(k: Tensor) -> Tensor:  # (..., n, n) -> (..., n, n) with k = factor factorᵀ
     """A factor of a positive semi-definite matrix: eigenvectors times roots of eigenvalues.
 

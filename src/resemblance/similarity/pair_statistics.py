@@ -285,12 +285,31 @@ class PermutationMoments(NamedTuple):
     mine_third: Tensor  # (L, h)
     theirs_third: Tensor  # (L, h)
 
-    def above_mean(self, rows: slice, columns: slice) -> Tensor:
-        """How far the 95 % level of scores lies above their mean, for rows × columns."""
+    def null(self, rows: slice, columns: slice) -> PermutationNull:
+        """The distribution about their mean of scores, for rows × columns."""
         variance = (self.mine[rows] @ self.theirs[columns].T).clamp_min(0)
         third = self.mine_third[rows] @ self.theirs_third[columns].T
         sigma = variance.sqrt()
-        return gamma_quantile(sigma, third / sigma**3)
+        return PermutationNull(sigma, third / sigma**3)
+
+
+class ChanceLevels(NamedTuple):
+    """What scores would be if samples were paired at random."""
+
+    mean: Tensor
+    high: Tensor  # 95 % quantile
+    skew: Tensor
+
+
+class PermutationNull(NamedTuple):
+    """Standard deviation and skewness of permuted scores, which decide a gamma distribution."""
+
+    sigma: Tensor
+    skew: Tensor
+
+    def levels(self, mean: Tensor, norms: Tensor) -> ChanceLevels:
+        """Of scores with a mean, of which sigma is that of the product with norms."""
+        return ChanceLevels(mean, mean + gamma_quantile(self.sigma, self.skew) / norms, self.skew)
 
 
 def gamma_quantile(sigma: Tensor, skew: Tensor) -> Tensor:
@@ -298,8 +317,24 @@ def gamma_quantile(sigma: Tensor, skew: Tensor) -> Tensor:
 
     Reference: Wilson and Hilferty 1931.
     """
-    skew = skew.nan_to_num(0.1).clamp(0.1, 2.8)  # of no less than normal, no more than χ² of one
+    skew = _gamma_skew(skew)
     return sigma * 2 / skew * ((1 + skew * _Z95 / 6 - skew**2 / 36) ** 3 - 1)
+
+
+def gamma_tail(score: Tensor, levels: ChanceLevels) -> Tensor:
+    """The probability that a permuted score is as high, by the same distribution.
+
+    It is 5 % at the 95 % level. Tails far beyond are less certain: `benchmarks/indices.py`.
+    """
+    skew = _gamma_skew(levels.skew)
+    sigma = (levels.high - levels.mean) / gamma_quantile(torch.ones_like(skew), skew)
+    cube = (1 + (score - levels.mean) / sigma * skew / 2).clamp_min(0)
+    normal = 6 / skew * (cube ** (1 / 3) - 1 + skew**2 / 36)
+    return torch.special.ndtr(-normal)
+
+
+def _gamma_skew(skew: Tensor) -> Tensor:
+    return skew.nan_to_num(0.1).clamp(0.1, 2.8)  # of no less than normal, no more than χ² of one
 
 
 class ThirdMoment(NamedTuple):

@@ -29,7 +29,7 @@ from . import block_estimator, jackknife, kernels
 from .block_estimator import BlockSums, finite_population_deviations, half_weights
 from .compare_config import KERNEL_TABLE, CompareConfig, Kernel
 from .jackknife import Estimate
-from .pair_statistics import PairSums, norm_products
+from .pair_statistics import ChanceLevels, PairSums, norm_products
 
 _MSG_NO_NORMS = (
     "`estimator='ratio'` needs the norm of every sample, which one of the recordings lacks; record "
@@ -156,7 +156,9 @@ def estimate_from_norms(
             deviations.append(jackknife.jackknife_deviations(out) * (1 - known / samples) ** 0.5)
     alive = [torch.from_numpy(x) for x in plain.alive]
     dead = ~(alive[0][:, None] & alive[1]).to(value.device)
-    chance = [torch.from_numpy(x) for x in (plain.chance, plain.chance_high) if x is not None]
+    found_levels = (plain.chance, plain.chance_high, plain.skew)
+    levels = [torch.from_numpy(x) for x in found_levels if x is not None]
+    chance = ChanceLevels(*levels) if levels else None
     low = -1.0 if debiased else 0.0
     result = Estimate.of(value.masked_fill(dead, torch.nan), deviations, alive, chance, low=low)
     return replace(result, n_eff=plain.n_eff, effective_blocks=plain.effective_blocks)

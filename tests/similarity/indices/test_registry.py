@@ -18,7 +18,10 @@ from resemblance.similarity.indices import registry
 from resemblance.similarity.indices.registry import get_index, index_names, score_bounds
 from resemblance.similarity.jackknife import sequence_groups
 
-BUILT_IN = ("cka", "cka-debiased", "nbs", "rsa", "spectral")
+BUILT_IN = (
+    "cca", "cka", "cka-debiased", "cknna", "distance-correlation", "jaccard", "linear-regression",
+    "mutual-knn", "nbs", "procrustes", "rsa", "rsa-kendall", "rsa-spearman", "spectral", "svcca",
+)  # fmt: skip
 
 
 def row_cosine(k1, k2):
@@ -64,11 +67,14 @@ def test_the_files_of_the_folder_are_listed_and_then_those_of_users(register):
 def test_built_in_indices_come_from_the_registry(name, monkeypatch):
     index = get_index(name)
     assert index.name == name
-    assert (index.pair_sums is None) == (index.from_whole is not None)
+    assert (index.pair_sums is None) == (bool(index.from_whole) or index.prepare is not None)
     # with another in its place, `compare` gives that one's scores
     a, b = recorded(0, 60), recorded(1, 60)
     others = {x.replace("-", "_"): get_index(x) for x in BUILT_IN}
-    other = replace(index, pair_sums=None, from_whole=None, from_blocks=None, score=lambda *_: 0.25)
+    other = replace(
+        index, pair_sums=None, from_whole=None, from_blocks=None, prepare=None, restrict=None,
+        transform=None, score=lambda *_: 0.25,
+    )  # fmt: skip
     monkeypatch.setattr(
         registry, "_load", lambda file: {**others, name.replace("-", "_"): other}[file]
     )
@@ -87,7 +93,7 @@ def test_names_are_listed_without_torch():
 
 
 def test_a_name_of_none_is_refused():
-    with pytest.raises(DataError, match=r"`index` must be one of cka, .*; found 'row-cosine'"):
+    with pytest.raises(DataError, match=r"`index` must be one of cca, .*; found 'row-cosine'"):
         get_index("row-cosine")
 
 
@@ -353,5 +359,5 @@ def test_different_samples_and_many_networks_do_not_have_it(register):
         rs.compare(a, b, kernel="product", index="row-cosine", unpaired=True)
     with pytest.raises(DataError, match="must be cka or cka-debiased for many networks; found 'ro"):
         rs.compare_all([a, a], kernel="product", index="row-cosine")
-    with pytest.raises(DataError, match=r"`index` must be one of cka, .*, row-cosine; found 'cca'"):
-        compare_config.check_names("features", "cca")
+    with pytest.raises(DataError, match=r"`index` must be one of cca, .*, row-cosine; found 'pwcc"):
+        compare_config.check_names("features", "pwcca")

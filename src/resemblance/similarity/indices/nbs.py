@@ -20,7 +20,7 @@ from ..compare_config import CompareConfig
 from ..function_estimator import block_deviations, full_spectra, square_blocks
 from ..jackknife import Estimate
 from ..pair_statistics import norm_products
-from .registry import SimilarityIndex
+from .registry import PreparedKernel, SimilarityIndex
 
 _NOTE_FEW = Note(
     "NBS from a sketch or from blocks lies above that of all samples where kernels have many "
@@ -77,6 +77,16 @@ def _from_whole(of: LayerPairing) -> Estimate:
     alive = [torch.tensor([x.alive for x in side], dtype=torch.bool) for side in found]
     n_eff = [jackknife.effective_number(x.T) for x in traces]
     return Estimate.of(value, [jackknife.jackknife_deviations(score(*left))], alive, n_eff=n_eff)
+
+
+def _factor(kernel: Tensor, floor: float) -> PreparedKernel:
+    values, vectors = kernels.visible_spectrum(kernel, floor)
+    return PreparedKernel(rows=(vectors * values.sqrt(),))
+
+
+def _nuclear_cosine(one: PreparedKernel, two: PreparedKernel) -> Tensor:
+    (a,), (b,) = one.rows, two.rows
+    return kernels.nuclear_norm(a, b) / (a.norm() * b.norm())
 
 
 def _nuclear_shares(a: Tensor, b: Tensor) -> Tensor:  # (N, r), (N, s) -> (N,)
@@ -142,13 +152,19 @@ def _from_buckets(
     return score(*sums), score(*left)
 
 
+# NBS of the full Gram matrix; `procrustes` is a function of it
+NUCLEAR_COSINE: dict[str, Any] = {
+    "score": _nuclear_cosine,
+    "prepare": _factor,
+    "from_whole": _from_whole,
+}
 INDEX = SimilarityIndex(
     "nbs",
+    **NUCLEAR_COSINE,
     buckets=True,
     prefers_buckets=True,
     whole_samples=512,
     note=_NOTE_FEW,
-    from_whole=_from_whole,
     from_blocks=_from_blocks,
     from_buckets=_from_buckets,
 )

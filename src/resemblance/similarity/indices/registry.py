@@ -4,7 +4,8 @@
 the engine's: reading kernels, means over blocks, standard errors, refusals. What an index needs is
 seen from what it gives:
 
-- `score`, a function of two kernel matrices, is computed by `function_estimator`.
+- `score`, a function of two kernel matrices, is computed by `function_estimator`. With `prepare`,
+  it is one of what each kernel was turned into, once for all comparisons of a layer.
 - `pair_sums`, how sums over pairs of samples add up, is computed by `block_estimator`, with a
   chance level.
 - `from_whole`, `from_blocks`, `from_buckets` are estimators of its own, such as from eigenvalues.
@@ -23,7 +24,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...errors import DataError
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ..jackknife import Estimate
 
 Use = Literal["compare", "compare_all"]
+Invariance = Literal["rotation", "scale", "permutation", "shift", "linear", "sample-scale"]
 Score = Callable[["np.ndarray", "np.ndarray"], float]
 BucketEstimator = Callable[
     ["Tensor", "Tensor", "Sequence[slice]", "tuple[int, int] | None"], "tuple[Tensor, Tensor]"
@@ -56,13 +58,30 @@ class PairSumRule:
         inner: ⟨K1, K2⟩ from nine sums over a block (`unbiased_inner_product`), its number of
             samples, the number of all samples (∞ for `population`), and whether kernels are
             centred.
-        distances: whether the sums are over squared distances of samples, not over kernels.
+        distances: which distances of samples the sums are over; None: over kernels.
         population: whether it estimates the value for the population, without the diagonal.
     """
 
     inner: Callable[[Tensor, int, float, bool], Tensor]
-    distances: bool = False
+    distances: Literal["squared", "euclidean"] | None = None
     population: bool = False
+
+
+class PreparedKernel(NamedTuple):
+    """What an index needs of a kernel, computed once for all comparisons of a layer.
+
+    Permuting the samples of one side, as the chance level does, is then a matter of indexing.
+    """
+
+    rows: tuple[Tensor, ...] = ()  # (n, r): a row for each sample
+    squares: tuple[Tensor, ...] = ()  # (n, n): a row and a column for each sample
+
+    def permuted(self, order: Tensor) -> PreparedKernel:
+        """The same with the samples in another order."""
+        return PreparedKernel(
+            tuple(x[order] for x in self.rows),
+            tuple(x[order][:, order] for x in self.squares),
+        )
 
 
 @dataclass(frozen=True)
@@ -73,11 +92,24 @@ class SimilarityIndex:
         name: what `index=` takes.
         score: a function of two kernels over the same samples, as float64 arrays (n, n) that are
             centred if that was asked for, to a number. The larger, the more alike.
+        prepare: what `score` takes instead of arrays, from a kernel (n, n) and the level below
+            which its eigenvalues are the rounding of its entries.
+        restrict: what is prepared of a kernel with some samples left out (a mask of those that
+            stay, and whether the kernel was centred), where that is cheaper than to prepare again.
+        symmetric: whether swapping the networks leaves a score as it is.
+        invariances: what may be done to the features of one network, as `compare` centres them by
+            default, without changing a score: a `rotation` of all units, one `scale`, a
+            `permutation` of units, a `shift` of all samples, any invertible `linear` map of the
+            units, a scale for each sample (`sample-scale`).
+        centre: what `centre=None` means; None: for features alone.
+        fewest: the smallest number of samples that it is defined for.
+        transform: an increasing function that scores are put through at the end, on [0, 1].
         paired: whether sample i of one kernel must be sample i of the other.
         blocks: whether it can be had from blocks of samples, beyond the full Gram matrix.
         buckets: whether it can be had from bucket kernels (sketches).
         ratio: whether it can be had from blocks and the norms of all samples.
         jackknife: whether leaving out groups of samples gives `score` a standard error.
+        without_errors: why the full Gram matrix has no standard error, without `jackknife`.
         uses: the functions that take it.
         bounds: the range of its scores, to which they are clamped.
         whole_samples: up to how many samples the full Gram matrix is used; None: wherever it is
@@ -93,12 +125,20 @@ class SimilarityIndex:
     """
 
     name: str
-    score: Score | None = None
+    score: Callable[[Any, Any], Any] | None = None
+    prepare: Callable[[Tensor, float], PreparedKernel] | None = None
+    restrict: Callable[[PreparedKernel, Tensor, bool], PreparedKernel] | None = None
+    symmetric: bool = True
+    invariances: tuple[Invariance, ...] = ("rotation", "scale", "permutation", "shift")
+    centre: bool | None = None
+    fewest: int = 2
+    transform: Callable[[np.ndarray], np.ndarray] | None = None
     paired: bool = True
     blocks: bool = True
     buckets: bool = False
     ratio: bool = False
     jackknife: bool = True
+    without_errors: str = "was registered without a jackknife"
     uses: tuple[Use, ...] = ("compare",)
     bounds: tuple[float, float] = (0.0, 1.0)
     whole_samples: int | None = None
@@ -145,6 +185,11 @@ def _load(file: str) -> SimilarityIndex:
     found = importlib.import_module(f".{file}", __package__).INDEX
     assert isinstance(found, SimilarityIndex)
     return found
+
+
+def is_registered(name: str) -> bool:
+    """Whether a user registered the index, which is then no built-in one."""
+    return name in _REGISTERED
 
 
 def score_bounds(name: str) -> tuple[float, float]:

@@ -6,5 +6,5 @@ from ..pair_statistics import unbiased_covariance
 from .registry import PairSumRule, SimilarityIndex
 
 INDEX = SimilarityIndex(
-    "rsa", bounds=(-1.0, 1.0), pair_sums=PairSumRule(unbiased_covariance, distances=True)
+    "rsa", bounds=(-1.0, 1.0), pair_sums=PairSumRule(unbiased_covariance, distances="squared")
 )
