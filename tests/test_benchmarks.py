@@ -35,6 +35,19 @@ def test_the_coverage_benchmark_runs_and_adds_to_its_file(tmp_path, monkeypatch)
     assert all(r["after"]["stderr"] > 0 and r["warned"] == 0 for r in rows)
 
 
+def test_the_benchmark_of_indices_runs_each_kind_of_cell(tmp_path, monkeypatch):
+    out = tmp_path / "indices.json"
+    for pattern in ("errors/50/normal/cka", "errors/50/normal/jaccard", "best/50/rsa"):
+        words = ["indices", "--cells", pattern, "--scale", "0.01", "--out", str(out)]
+        monkeypatch.setattr(sys, "argv", words)
+        importlib.import_module("benchmarks.indices").main()
+    found = json.loads(out.read_text())
+    assert found["errors/50/normal/cka"]["draws"] == 20
+    assert 0 <= found["errors/50/normal/cka"]["p_below_0.05"] <= 0.4
+    assert "p_below_0.05" not in found["errors/50/normal/jaccard"]
+    assert 0 <= found["best/50/rsa"]["best"][0] <= 1
+
+
 def test_a_coverage_is_too_low_when_one_run_in_a_hundred_would_be_as_low():
     below = importlib.import_module("benchmarks.coverage").below
     assert not below(0.93, 1000)

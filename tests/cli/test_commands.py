@@ -153,6 +153,22 @@ def test_a_map_is_shown_where_it_fits(recorded, monkeypatch):
     assert "gradients: rows a, columns b\n" in out
 
 
+def test_permutations_give_any_index_a_chance_level(run):
+    for seed in "01":
+        words = ("--model", "nets.py:small", "--data", "digits", "--limit", "100", "--seed", "0")
+        run("record", *words, "--layer", seed, "-o", f"{seed}.rsm")
+    words = ("compare", "0.rsm", "1.rsm", "--index", "mutual-knn", "--permutations", "19")
+    status, out, _ = run(*words, "--kernel", "features")
+    assert status == 0
+    assert "(p = 0.05, corrected for taking the best)" in " ".join(out.split())
+    written = json.loads(run(*words, "--kernel", "features", "--json", "-")[1])
+    assert len(written["permuted_best"]) == 19
+    assert written["p_value"] == [[0.05]]
+    status, _, error = run("compare", "0.rsm", "1.rsm", "--permutations", "3")
+    assert status == 2
+    assert "--permutations must be a whole number, 19 or more; found 3" in " ".join(error.split())
+
+
 def test_adaptation_prints_a_table_for_each_file(recorded, folder):
     status, out, _ = recorded("adaptation", "a.rsm", "b.rsm", "--png", "a.png")
     assert status == 0
