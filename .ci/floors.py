@@ -98,6 +98,10 @@ def smoke() -> None:
     assert rs.record("onnx:net.onnx", x, gradients=False).layer_names == base.layer_names
     import gguf  # noqa: F401 - transformers reads such files with it
 
+    from resemblance.callbacks import Monitor, lightning_callback
+
+    lightning_callback(Monitor(x, "monitor"))
+
     for zoo in ("zoo", "lance:table"):
         command("zoo", "add", zoo, "base.rsm", "copy.rsm")
         assert "copy" in command("zoo", "search", zoo, "base.rsm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from pathlib import Path
 
@@ -59,6 +60,11 @@ ORDER = [
     "Recommendation",
     "ResemblanceError",
 ]
+ELSEWHERE = [  # names that are imported from modules of their own
+    "callbacks.Monitor",
+    "callbacks.lightning_callback",
+    "callbacks.transformers_callback",
+]
 
 
 def entry(name: str, thing: object) -> str:
@@ -103,7 +109,11 @@ def page() -> str:
     if missing:
         raise SystemExit(f"docs/build_api.py does not list {sorted(missing)}")
     head = "# API reference\n\nMade from the docstrings by `python docs/build_api.py`.\n\n"
-    return head + "\n\n".join(entry(name, getattr(rs, name)) for name in ORDER) + "\n"
+    things = {name: getattr(rs, name) for name in ORDER}
+    for path in ELSEWHERE:
+        module, name = path.split(".")
+        things[path] = getattr(importlib.import_module(f"resemblance.{module}"), name)
+    return head + "\n\n".join(entry(name, thing) for name, thing in things.items()) + "\n"
 
 
 if __name__ == "__main__":

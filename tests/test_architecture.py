@@ -38,6 +38,7 @@ ROOMS = {
     "similarity": {"representation"},
     "analysis": {"recording", "similarity"},
     "gate": {"similarity"},
+    "callbacks": {"recording", "similarity"},
     "sweep": {"recording"},
     "zoo": {"similarity"},
     "transfer": {"analysis", "zoo"},
@@ -46,6 +47,7 @@ ROOMS = {
     "demo": {"views", "gate", "transfer"},
     "cli": {"demo", "gate", "sweep", "web"},
 }
+ELSEWHERE = ("callbacks",)  # modules whose names are public as well
 # Who may import what is slow to load and of use to people alone, wherever in a file that is.
 FOR_PEOPLE = {"matplotlib", "rich", "typer", "fastapi"}
 ALLOWED = {"views", "web", "cli", "demo", "_utils.progress"}
@@ -146,9 +148,11 @@ def test_public_names_exist_and_are_documented():
 
 def public_functions() -> dict[str, Callable[..., object]]:
     """Public functions and the public methods of public classes that are our own, by name."""
-    found = {}
-    for name in resemblance.__all__:
-        thing = getattr(resemblance, name)
+    found, things = {}, {name: getattr(resemblance, name) for name in resemblance.__all__}
+    for module in ELSEWHERE:
+        names = importlib.import_module(f"resemblance.{module}")
+        things |= {f"{module}.{name}": getattr(names, name) for name in names.__all__}
+    for name, thing in things.items():
         for key, member in inspect.getmembers(thing) if inspect.isclass(thing) else ():
             own = (getattr(member, "__module__", None) or "").startswith("resemblance.")
             if own and inspect.isroutine(member) and not key.startswith("_"):
@@ -161,7 +165,7 @@ def public_functions() -> dict[str, Callable[..., object]]:
 def test_public_functions_document_their_arguments_and_what_they_return():
     """Under `Args:` and `Returns:`, as Google has it, so that an editor can show a line alone."""
     functions = public_functions()
-    assert {"record", "Zoo.search", "Verdict.save"} <= functions.keys()
+    assert {"record", "Zoo.search", "Verdict.save", "callbacks.Monitor.step"} <= functions.keys()
     for name, function in functions.items():
         doc, signature = f"{inspect.getdoc(function)}\n", inspect.signature(function)
         section = re.search(r"^Args:\n((?: +.*\n|\n)*)", doc, re.M)
