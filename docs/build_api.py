@@ -64,6 +64,7 @@ ELSEWHERE = [  # names that are imported from modules of their own
     "callbacks.Monitor",
     "callbacks.lightning_callback",
     "callbacks.transformers_callback",
+    "testing.assert_same_network",
 ]
 
 

@@ -24,6 +24,7 @@ _BY_SEVERITY: dict[Status, tuple[str, str, int]] = {  # in a list, in a sentence
     "undecided": ("Undecided", "is undecided as a copy of", 3),
     "passed": ("Passes", "passes as a copy of", 0),
 }
+_MARKS = {"failed": "✗", "undecided": "?", "passed": "✓"}
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,14 @@ class Finding(Content):
     def label(self) -> str:
         """The threshold with its limit, as a table or a test report lists it."""
         return f"{self.threshold.name} {self.threshold.limit_text}"
+
+    def line(self, unit: str) -> str:
+        """The threshold, what was measured, both bounds, the layer, and why."""
+        value = f", measured {self.value()}" if self.measured is not None else ""
+        bounds = f" ({bounds})" if (bounds := self.bounds()) else ""
+        layer = "" if self.layer is None else f", at layer {printable(self.layer)}"
+        why = f"; {why}" if (why := self.why(unit)) else ""
+        return f"{self.label()}{value}{bounds}{layer}{why}"
 
     def bounds(self) -> str:
         """Both bounds, as a cell of a table has them."""
@@ -169,6 +178,19 @@ class Verdict(Result):
             if which:
                 out.append(f"{head}: {'; '.join(which)}.")
         return " ".join(out)
+
+    def lines(self) -> list[str]:
+        """The verdict, then a line for each threshold, the worst first, then the notes.
+
+        Returns:
+            The lines, each threshold's with ✗, ? or ✓.
+        """
+        out = [f"{self._heading(printable)}, {self._rests_on()}:"]
+        for status, mark in _MARKS.items():
+            for finding in self.findings:
+                if finding.status == status:
+                    out.append(f"{mark} {status}: {finding.line(self.unit)}")
+        return [*out, *(f"Note: {note}." for note in self.notes)]
 
     def _sentences(self) -> list[str]:
         return [self.paragraph()]
