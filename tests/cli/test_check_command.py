@@ -1,10 +1,9 @@
-"""`resemblance check`, end to end: every exit status, every form of a verdict, and the example."""
+"""`resemblance check`, end to end: every exit status, and every form of a verdict."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -198,24 +197,6 @@ def test_a_model_needs_data(files, refused):
 
 
 # -- the example --------------------------------------------------------------------------------
-
-
-def test_the_example_workflow_checks_a_copy(files, run):
-    """Its command as it stands, but for the model and the data, which must not be downloaded."""
-    if not EXAMPLES.exists():
-        pytest.skip("the documentation is not there")
-    workflow = pytest.importorskip("yaml").safe_load((EXAMPLES / "check-workflow.yml").read_text())
-    (command,) = (
-        step["run"] for step in workflow["jobs"]["check"]["steps"] if step.get("name") == "check"
-    )
-    (files / "thresholds.toml").write_text((EXAMPLES / "thresholds.toml").read_text())
-    ours = {"torchvision:resnet18": "digit_net.py:net", "validation/": "digits"}
-    program, *words = (ours.get(word, word) for word in shlex.split(command))
-    assert program == "resemblance"
-    status, out, err = run(*words)
-    assert (status, err) == (0, "")
-    assert out.startswith("int8.safetensors passes as a copy of base.safetensors, judged on 1,797")
-    assert {path.name for path in files.glob("check.*")} == {"check.xml", "check.md", "check.json"}
 
 
 def test_the_example_of_thresholds_is_read():
