@@ -42,6 +42,7 @@ from .drift import Coordinates
 from .indices.registry import score_bounds
 from .jackknife import jackknife_error, student_interval
 from .neighbours import EmbeddingBehaviour
+from .notebook import HeatMap
 from .pairing import (
     MATCHING_RULES,
     LayerKey,
@@ -103,6 +104,19 @@ class Comparison(Plotted, StoredResult):
     def parts(self) -> tuple[KernelComparison, ...]:
         """The comparisons by one kernel that it holds."""
         raise NotImplementedError
+
+    def _maps(self) -> Iterator[HeatMap]:
+        for part in self.parts:
+            title = f"{part.kernel}: {' × '.join(part.models)}"
+            yield HeatMap(title, part.scores, part.rows, part.columns)
+
+    def _table(self) -> Mapping[str, Any]:
+        columns = self._columns()
+        matched = np.flatnonzero(columns["counterpart"])
+        if not len(matched):
+            matched = np.arange(len(columns["row"]))
+        names = [x for x in ("kernel", "row", "column", "score", "stderr") if x in columns]
+        return {name: np.asarray(columns[name])[matched] for name in names}
 
     def __getitem__(self, kernel: str) -> KernelComparison:
         for part in self.parts:

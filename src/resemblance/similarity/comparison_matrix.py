@@ -6,7 +6,7 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -27,6 +27,7 @@ from ..representation.schema import (
 from .agreement import BehaviourMatrix, check_models
 from .compare_config import KERNELS, Index, Kernel
 from .indices.registry import index_names
+from .notebook import HeatMap
 from .results import Plotted, Shape, StoredResult, join_names
 
 
@@ -216,6 +217,13 @@ class ComparisonMatrix(Plotted, StoredResult):
         return (
             f"Groups by average linkage, which are merged at {1 - below:.2f} or more, and with "
             f"each other at {1 - above:.2f} or less: {named}."
+        )
+
+    def _maps(self) -> Iterator[HeatMap]:
+        order = self.order()
+        names = [self.models[i] for i in order]
+        yield HeatMap(
+            f"{self.index} of {self.kernel}", self.scores[np.ix_(order, order)], names, names
         )
 
     def _columns(self) -> Mapping[str, Any]:

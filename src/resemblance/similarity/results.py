@@ -1,8 +1,9 @@
 """The shared mechanics of results: comparison by content, JSON, tables, files and plots.
 
 A result is a frozen dataclass. `Content` gives it `==` and `to_dict`, `Result` adds `summary`,
-`to_frame` and `save`, `StoredResult` adds `load`, and `Plotted` adds `plot`. Each class says only
-what is its own: the sentences of its summary, the columns of its table, the shapes of its arrays.
+`to_frame`, `save` and the HTML of notebooks, `StoredResult` adds `load`, and `Plotted` adds `plot`.
+Each class says only what is its own: the sentences of its summary, the columns of its table, the
+shapes of its arrays.
 
 Files are written atomically. The first key names the kind of result, with the version of its
 format. Tables are lists of lists, with null for what is not finite.
@@ -26,6 +27,7 @@ from .._utils.formatting import printable
 from ..errors import FormatError, import_optional
 from ..representation.notes import Note
 from ..representation.schema import Rule, check_part
+from .notebook import HeatMap, result_html
 
 if TYPE_CHECKING:
     import pandas
@@ -104,6 +106,18 @@ class Result(Content):
     def _columns(self) -> Mapping[str, Any]:
         """The columns of the table by name."""
         raise NotImplementedError
+
+    def _maps(self) -> Iterable[HeatMap]:
+        """The heat maps that a notebook shows."""
+        return ()
+
+    def _table(self) -> Mapping[str, Any]:
+        """The columns that a notebook shows, if it is not the whole table."""
+        return self._columns()
+
+    def _repr_html_(self) -> str:
+        title = f"{type(self).__name__}: {self._text()}"
+        return result_html(title, self._maps(), self._table(), self.summary())
 
     def summary(self) -> str:
         """The result in a few plain sentences.

@@ -46,6 +46,7 @@ from .compare_config import ESTIMATORS, CompareConfig, Estimator
 from .comparison import KernelComparison, mean_over_layers
 from .jackknife import unreliable_note
 from .kernels import has_full_gram
+from .notebook import HeatMap
 from .pairing import MATCHING_RULES, MatchedBy, layers_in_all, recorded_without
 from .results import Content, Plotted, Shape, StoredResult, count_samples, join_names
 
@@ -268,6 +269,26 @@ class Trajectory(Plotted, StoredResult):
             yield _settling_sentence(self, course)
             yield from _divergence_sentences(self, course)
         yield from _prediction_sentences(self)
+
+    def _maps(self) -> Iterator[HeatMap]:
+        steps = list(map(str, self.steps))
+        for course in self.courses():
+            for end, scores in (("first", course.scores[:, 0]), ("last", course.scores[:, -1])):
+                yield HeatMap(f"{course.kernel}, vs the {end}", scores, self.layers, steps)
+
+    def _table(self) -> Mapping[str, Any]:
+        parts, layers = list(self.courses()), len(self.layers)
+        return {
+            "kernel": np.repeat([course.kernel for course in parts], layers),
+            "layer": np.tile(self.layers, len(parts)),
+            "first to last": np.concatenate([course.scores[:, 0, -1] for course in parts]),
+            "stderr": np.concatenate([course.stderr[:, 0, -1] for course in parts]),
+            "settled at": [
+                None if at is None else str(self.steps[at])
+                for course in parts
+                for at in course.settled()
+            ],
+        }
 
     def _columns(self) -> Mapping[str, Any]:
         number, layers, parts = len(self.steps), len(self.layers), list(self.courses())

@@ -241,10 +241,10 @@ def plot_adaptations(found: Sequence[Adaptation], column: str) -> Figure:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure with a constrained layout."""
-    from matplotlib.figure import Figure
+    """An empty figure with a constrained layout, which a notebook shows by itself."""
+    from .shown_figure import ShownFigure
 
-    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    return ShownFigure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
 def picture_path(path: Path) -> Path:
