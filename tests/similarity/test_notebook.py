@@ -67,6 +67,12 @@ def test_every_result_has_its_line_a_table_and_its_summary(results, name):  # no
     assert ("svg" in page.tags) == (name in drawn)
 
 
+def test_a_verdict_has_a_mark_for_each_threshold(results):  # noqa: F811
+    words = " ".join(read(results["Verdict"]._repr_html_()).words)
+    assert "max-disagreement 2 % ✗ failed 5 % 3.1 % to 7 %" in words
+    assert "min-db 20 dB ✓ passed unchanged" in words
+
+
 @pytest.mark.parametrize("make", [comparison, trajectory])
 def test_names_are_never_markup(make):
     if make is comparison:

@@ -199,6 +199,17 @@ class Verdict(Result):
         rows = [finding.to_dict() for finding in self.findings]
         return {key: [row[key] for row in rows] for key in rows[0]}
 
+    def _table(self) -> Mapping[str, Any]:
+        found = self.findings
+        return {
+            "threshold": [x.label() for x in found],
+            "verdict": [f"{_MARKS[x.status]} {x.status}" for x in found],
+            "measured": [x.value() for x in found],
+            "between": [x.bounds() for x in found],
+            "layer": [x.layer for x in found],
+            "why": [x.why(self.unit) for x in found],
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings; what is not finite becomes None.
 

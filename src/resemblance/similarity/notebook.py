@@ -161,7 +161,7 @@ def _cell(column: str, value: Any, error: float = math.nan) -> str:
         return "yes" if value else "no"
     if isinstance(value, tuple | list):
         return ", ".join(_cell(column, one) for one in value)
-    return "" if value is None else _text(_short(str(value), 32))
+    return "" if value is None else _text(_short(str(value), 48))
 
 
 def _name_width(names: Sequence[str]) -> int:
