@@ -15,6 +15,7 @@ builders = {
     "wheel": pytest.importorskip("hatchling.builders.wheel").WheelBuilder,
 }
 ROOT = Path(__file__).parent.parent
+WHEEL_LIMIT = 2e6  # bytes
 SDIST_LIMIT = 2e6  # bytes: a clone without the figures and the reproduction's results
 ASSETS = {f"resemblance/views/page/report.{kind}" for kind in ("html", "css", "js")}
 
@@ -65,6 +66,10 @@ def test_the_sdist_leaves_out_what_is_large(sdist):
     parts = {name.split("/")[0] for name in names_in_sdist(sdist)}
     assert parts.isdisjoint({"reproduction", "benchmarks", ".venv"})
     assert not any(name.startswith("docs/figures") for name in names_in_sdist(sdist))
+
+
+def test_the_wheel_is_small(wheel):
+    assert wheel.stat().st_size < WHEEL_LIMIT
 
 
 def test_the_wheel_holds_the_package_alone(wheel):

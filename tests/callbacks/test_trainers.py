@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -109,6 +112,59 @@ def test_a_lightning_training_that_is_resumed_goes_on_with_its_recordings(tmp_pa
     again = Monitor(PROBE, tmp_path / "monitor", every=4)
     lightning_run(tmp_path, again, 10, checkpoint=tmp_path / "last.ckpt")
     assert again.steps == (0, 4, 8, 10)
+
+
+TWO_PROCESSES = """
+import sys
+
+import torch
+from torch import nn
+
+from optional_libraries import usable_torchvision
+from resemblance.callbacks import Monitor, lightning_callback
+
+usable_torchvision()
+import lightning.pytorch as lightning
+
+X = torch.randn(96, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 2))
+
+    def forward(self, x):
+        return self.body(x)
+
+    def training_step(self, batch, _):
+        return nn.functional.cross_entropy(self(batch), (batch[:, 0] > 0).long())
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 1e-2)
+
+
+if __name__ == "__main__":
+    trainer = lightning.Trainer(
+        max_steps=4, accelerator="cpu", devices=2, strategy="ddp_spawn", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[lightning_callback(Monitor(X, sys.argv[1], every=2))],
+    )
+    trainer.fit(Module(), torch.utils.data.DataLoader(X, batch_size=12))
+"""
+
+
+@pytest.mark.slow
+@needs("lightning")
+def test_of_two_lightning_processes_the_first_records(tmp_path):
+    (tmp_path / "run.py").write_text(TWO_PROCESSES)
+    path = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "run.py", "monitor"]
+    environment = {**os.environ, "PYTHONPATH": path}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=240)
+    run = rs.Trajectory.load(tmp_path / "monitor" / "trajectory.json")
+    assert run.steps == (0, 2, 4)
+    assert run.features.scores[0, 0, 2] < 1
 
 
 # -- transformers ----------------------------------------------------------------------------------

@@ -42,6 +42,9 @@ def lightning_callback(monitor: Monitor) -> Any:
     class MonitorCallback(library.Callback):  # type: ignore[misc, name-defined]
         """Watches the layers of the network during training."""
 
+        def __reduce__(self) -> tuple[Any, ...]:  # into the processes that the trainer spawns
+            return lightning_callback, (monitor,)
+
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             self._step(trainer, pl_module)
 
