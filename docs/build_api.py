@@ -37,6 +37,8 @@ ORDER = [
     "report",
     "copies",
     "Copies",
+    "sensitivity",
+    "Sensitivity",
     "check",
     "Verdict",
     "adaptation",

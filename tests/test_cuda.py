@@ -87,6 +87,18 @@ def test_outputs_of_every_kind_on_a_gpu(logits, compile):
         rs.record(wrong, data[0], logits="probabilities")
 
 
+def test_blocks_are_exchanged_between_devices():
+    base, x = networks.seeded(networks.ResNet), torch.randn(200, 3, 6, 6, generator=G)
+    copy = networks.seeded(networks.ResNet, seed=1)
+    apart = rs.sensitivity(base, copy.cuda(), x)
+    together = rs.sensitivity(base.cuda(), copy, x)
+    here = rs.sensitivity(base.cpu(), copy.cpu(), x)
+    for one in (apart, together):
+        assert one.blocks == here.blocks
+        assert np.allclose(one.own, here.own, rtol=1e-2, atol=1e-5)  # TF32
+        assert np.allclose(one.gain, here.gain, rtol=1e-2, atol=1e-4)
+
+
 def test_double_precision_on_a_gpu():
     kind, _, data = CASES["mlp"]
     cpu = rs.record(networks.seeded(kind).double(), data.double())

@@ -27,7 +27,7 @@ NAMES = (
     "KernelComparison", "FullComparison", "ComparisonMatrix", "Trajectory", "Behaviour",
     "EmbeddingBehaviour",
     "Flips", "Copies", "Coordinates", "Verdict", "Adaptation", "FisherRao", "TaskEmbedding",
-    "Recommendation", "SearchResult", "Descents", "FamilyTree",
+    "Recommendation", "SearchResult", "Descents", "FamilyTree", "Sensitivity",
 )  # fmt: skip
 
 
@@ -55,12 +55,13 @@ def results(tmp_path_factory):
     """One of each class, by its name."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(120, 6, generator=generator)
-    reps = []
+    reps, nets = [], []
     for seed, name in enumerate(("base", "copy", "other")):
         torch.manual_seed(seed if name == "other" else 0)
         net = torch.nn.Sequential(torch.nn.Linear(6, 40), torch.nn.ReLU(), torch.nn.Linear(40, 3))
         with torch.no_grad():
             net[0].weight *= 0.99 if name == "copy" else 1
+        nets.append(net)
         reps.append(rs.record(net, x, name=name))
     both = {"data_id": "x", "logits": "none"}
     embedded = [rs.record_arrays(outputs=y, **both) for y in (x, 0.9 * x + 0.1)]
@@ -88,6 +89,7 @@ def results(tmp_path_factory):
         zoo.search(reps[0]),
         zoo.derivatives(reps[0]),
         zoo.family_tree(),
+        rs.sensitivity(*nets[:2], x, keep=1),
     ]
     return {type(one).__name__: one for one in found}
 

@@ -31,6 +31,7 @@ def values(seed: int = 0) -> dict[str, object]:
         "ComparisonMatrix": rs.compare_all([a, b], kernel="features"),
         "Trajectory": rs.trajectory([a, b]),
         "Coordinates": rs.coordinates(a, b),
+        "Sensitivity": rs.sensitivity(*nets, X),
         "Verdict": rs.check(a, b, max_disagreement=0.1, min="features=0.5"),
         "Adaptation": rs.adaptation(a, kernel="features"),
         "FisherRao": rs.fisher_rao(a),

@@ -37,6 +37,7 @@ _HOME = {  # public name -> the module that defines it
     "ResemblanceError": "errors",
     "SearchResult": "zoo.search",
     "TaskEmbedding": "analysis.task2vec",
+    "Sensitivity": "analysis.sensitivity",
     "Trajectory": "similarity.trajectory",
     "Verdict": "gate.verdict",
     "Zoo": "zoo.zoo",
@@ -58,6 +59,7 @@ _HOME = {  # public name -> the module that defines it
     "record_arrays": "recording.record_arrays",
     "register_index": "similarity.indices.registry",
     "report": "views.report",
+    "sensitivity": "analysis.sensitivity",
     "stream": "_data.streams",
     "task2vec": "analysis.task2vec",
     "trajectory": "similarity.trajectory",
@@ -73,6 +75,8 @@ if TYPE_CHECKING:
     from .analysis.classifier import KernelClassifier as KernelClassifier
     from .analysis.fisher_rao import FisherRao as FisherRao
     from .analysis.fisher_rao import fisher_rao as fisher_rao
+    from .analysis.sensitivity import Sensitivity as Sensitivity
+    from .analysis.sensitivity import sensitivity as sensitivity
     from .analysis.task2vec import TaskEmbedding as TaskEmbedding
     from .analysis.task2vec import task2vec as task2vec
     from .errors import ResemblanceError as ResemblanceError

@@ -79,6 +79,14 @@ def choose_auto_layers(calls: Sequence[Call]) -> AutoLayers:
     return AutoLayers([*_stem_calls(blocks, calls), *blocks], _head_calls(blocks, leaves), left_out)
 
 
+def repeated_blocks(calls: Sequence[Call]) -> list[str]:
+    """The names of the modules that `choose_auto_layers` takes for blocks, in order of execution.
+
+    Empty for a network without repeated blocks.
+    """
+    return list(dict.fromkeys(block.call.module for block in _blocks_in_runs(calls)))
+
+
 # -- blocks -------------------------------------------------------------------------------------
 
 

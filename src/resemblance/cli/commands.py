@@ -1,9 +1,10 @@
 """The app of `resemblance` and its smaller subcommands, each a thin shell around one function.
 
 demo, layers, record, samples, merge, compare, adaptation, report and info are here; `check`,
-`recommend`, `serve`, `sweep` and `zoo` have modules of their own. `--json FILE` (`-` for standard
-output) writes the numbers of a table for machines. Slow imports are deferred to the command that
-needs them (`rs` imports a name when it is first used), so that `--help` does not wait for torch.
+`recommend`, `sensitivity`, `serve`, `sweep` and `zoo` have modules of their own. `--json FILE` (`-`
+for standard output) writes the numbers of a table for machines. Slow imports are deferred to the
+command that needs them (`rs` imports a name when it is first used), so that `--help` does not wait
+for torch.
 
 Also here, for `record`: passes shared among torchrun's processes, or split with `--shard I/N`.
 """

@@ -21,7 +21,7 @@ from typing import Any
 import typer
 
 from ..errors import ResemblanceError, ResemblanceWarning
-from . import check, recommend, sweep, zoo  # noqa: F401 - each adds its command
+from . import check, recommend, sensitivity, sweep, zoo  # noqa: F401 - each adds its command
 from .commands import app as app
 from .output import discard_stdout, print_line
 

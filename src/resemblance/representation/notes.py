@@ -113,6 +113,17 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "zero-layers": "layers of {model} that are zero have no decibels: {layers}",
     "ignored-layers": "layers of {model} without a counterpart are ignored: {layers}",
     "extra-layers": "layers of {model} without a counterpart are not judged: {layers}",
+    # blocks that are exchanged
+    "weights-outside": "weights in none of the blocks differ as well: {weights}",
+    "shared-weights": (
+        "blocks share weights with what is outside of them ({weights}) and were exchanged alone; a "
+        "copy that keeps one of them in full precision must keep both, or no longer tie them"
+    ),
+    "not-alone": (
+        "{blocks}: alone, such a block changes the outputs more than {times:g} times as much as "
+        "the whole copy does. Blocks that were changed together, as by folding norms into weights "
+        "or by turning the basis, cannot be judged alone: trust what was verified, not the ranking"
+    ),
     # recommendations
     "query": "From {samples:,} {what}, one pass of each candidate.",
     "unlabelled": (

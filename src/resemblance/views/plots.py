@@ -2,8 +2,8 @@
 
 A `Comparison` is drawn as a heatmap beside a curve over layers, comparisons by several kernels as
 heatmaps side by side with all curves in one panel, a `ComparisonMatrix` as a clustered heatmap, a
-`Trajectory` as heatmaps of layers × checkpoints above a curve of predictions, and a `FamilyTree`
-with roots on the left and their descendants to the right.
+`Trajectory` as heatmaps of layers × checkpoints above a curve of predictions, a `Sensitivity` as
+bars, and a `FamilyTree` with roots on the left and their descendants to the right.
 
 Everything returns a matplotlib `Figure` of its own: nothing is shown, and no global state is
 changed. The colour map is viridis, which reads the same with and without colour vision.
@@ -22,6 +22,7 @@ import numpy as np
 from .._utils.atomic_files import check_writable, write_atomically
 from .._utils.formatting import count_noun, printable
 from ..analysis.adaptation import Adaptation
+from ..analysis.sensitivity import Sensitivity
 from ..errors import DataError
 from ..gate.copies import Copies
 from ..similarity.comparison import Comparison
@@ -186,6 +187,39 @@ def plot_copies(of: Copies) -> Figure:
     for axes in (scores, shares):
         axes.spines[["top", "right"]].set_visible(False)
     scores.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    return figure
+
+
+@plot_result.register(Sensitivity)
+def plot_sensitivity(of: Sensitivity) -> Figure:
+    """What `Sensitivity.plot` gives: two bars for each block, the first block on top.
+
+    Names of spared blocks are bold; dashed lines are the whole copy and what was verified.
+    """
+    count = len(of.blocks)
+    figure = new_figure(7.2, min(24.0, 1.5 + 0.32 * count))
+    axes = figure.subplots()
+    for offset, label, colour, value, error in (
+        (-0.19, "alone in the base", _DARK, of.own, of.own_stderr),
+        (0.19, "gained if restored in the copy", _LIGHT, of.gain, of.gain_stderr),
+    ):
+        style = {"lw": 1, "capsize": 2}
+        bars = 2 * np.nan_to_num(error)
+        at = np.arange(count) + offset
+        axes.barh(at, value, 0.36, xerr=bars, label=label, color=colour, error_kw=style)
+    axes.axvline(of.whole, color=_RED, lw=1, ls="--", label="the whole copy")
+    if of.spared:
+        axes.axvline(of.remaining, color="0.4", lw=1, ls=":", label="with the spared restored")
+    names = [escape_label(shorten_name(name)) for name in of.blocks]
+    axes.set_yticks(range(count), names, fontsize=8)
+    for tick, block in zip(axes.get_yticklabels(), of.blocks, strict=True):
+        tick.set_fontweight("bold" if block in of.spared else "normal")
+    axes.set(ylim=(count - 0.4, -0.6), xlabel=of.words)
+    axes.axvline(0, color="black", lw=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="x", color="0.9", lw=0.6)
+    axes.set_axisbelow(True)
+    figure.legend(frameon=False, fontsize=8, loc="outside upper center", ncols=2)
     return figure
 
 
