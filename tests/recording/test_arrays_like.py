@@ -213,3 +213,48 @@ def test_the_command_prints_the_samples(run, refused, folder):
     assert "--like says which samples" in refused("record", "--like", "a.rsm", "-o", "o.rsm")
     assert "--seed is taken from the recording in --like" in refused(*words, "--seed", 3)
     assert "--data-id" in refused("record", "--arrays", "out.npz", "-o", "o.rsm")
+
+
+def small_network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+
+
+def test_rows_of_a_stream_and_of_merged_shards():
+    net, x = small_network(), torch.randn(600, 6)
+    how = {"gradients": False, "block": 32}
+    shards = [rs.record(net, x, shard=(i, 2), **how) for i in range(2)]
+    stream = rs.record(net, (batch for batch in x.split(50)), blocks=8, **how)
+    assert stream.sample_numbers()["index"].tolist() == list(range(256))
+    for base in (stream, rs.merge(shards)):
+        outputs = net(x[base.sample_numbers()["index"]]).detach()
+        found = rs.behaviour(base, rs.record_arrays(outputs=outputs, like=base))
+        assert (found.disagreement, found.kl) == (0, pytest.approx(0, abs=1e-9))
+    with pytest.raises(DataError, match="in shards that are not merged"):
+        rs.record_arrays(outputs=net(x).detach(), like=shards[0])
+
+
+def test_rows_of_samples_with_keys_are_not_known():
+    def batches():
+        for i in range(4):
+            x = torch.randn(50, 6)
+            yield {"__key__": [f"{i}-{j}" for j in range(50)], "input": x}
+
+    base = rs.record(small_network(), batches(), gradients=False)
+    assert base.data.order == "keyed"
+    assert set(base.sample_numbers()["index"].tolist()) == {-1}
+    with pytest.raises(DataError, match="known by keys"):
+        rs.record_arrays(outputs=np.zeros((200, 4)), like=base)
+
+
+def test_labels_of_a_multi_label_base():
+    net, x = small_network(), torch.randn(300, 6)
+    y = (net(x) > 0).long()
+    base = rs.record(net, (x, y), logits="sigmoid", gradients=False)
+    rows = base.sample_numbers()["index"]
+    how = {"logits": "sigmoid-probabilities", "like": base}
+    outputs = net(x[rows]).sigmoid().detach()
+    copy = rs.record_arrays(outputs=outputs, labels=y[rows], **how)
+    assert rs.behaviour(base, copy).disagreement == 0
+    with pytest.raises(DataError, match="labels differ"):
+        rs.record_arrays(outputs=outputs, labels=y, **how)
