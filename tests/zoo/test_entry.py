@@ -73,6 +73,7 @@ def test_a_field_that_is_as_it_is_by_default_leaves_an_identity_as_it_was():
         weights: str | None = None
         address: str | None = None
         tokenizer: str | None = None
+        classes: tuple[str, ...] | None = None
         licence: str | None = None
 
     later = dataclasses.replace(rep, model=ModelInfo(**vars(rep.model)))
