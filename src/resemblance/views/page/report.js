@@ -80,7 +80,7 @@ function drawPredictions(order, names, picked, choose, spare) {
   heat(host, {
     rows: names, columns: names, picked, choose, room: roomIn(host, spare), label: "Share of samples that two networks predict otherwise",
     cell: (i, j) => {
-      const found = of(i, j), there = known(found.value), words = there ? `${percent(found.value)} of samples predicted otherwise` : found.why;
+      const found = of(i, j), there = known(found.value), words = there ? `${percent(found.value)} of samples predicted otherwise` : found.why || (found.words || [""])[0];
       return {
         value: there ? 1 - found.value : null, text: there ? (100 * found.value).toFixed(found.value > 0 && found.value < 0.0995 ? 1 : 0) : "", label: `${names[i]} and ${names[j]}: ${words}`,
         tip: [el("span", {}, `${names[i]} × ${names[j]}`), el("b", {}, there ? percent(found.value) : "–"), el("small", {}, there ? `of samples get another class${known(found.error) ? `, standard error ${percent(found.error)}` : ""}` : words)],
