@@ -36,6 +36,7 @@ CASES = {  # samples, and what is special about them
     "stream": (1100, {}),
     "without buckets": (1100, {"buckets": 0}),
     "wrapped": (1100, {}),
+    "embeddings": (1100, {"logits": "none", "gradients": False}),
 }
 COUNTS = (1, 2, 3)
 

@@ -65,8 +65,9 @@ def check(
     disagreement and percentiles (tokens count as many as their spread between sequences allows),
     betting bounds for mean divergences and for neighbours (about all queries, given the samples
     that neighbours are taken from), Student's t on the logarithm of 1 − score and on decibels.
-    Predictions pass only if a permutation test shows them to be related, and scores only above
-    their chance level: unrelated networks that nearly always predict the same class agree as well.
+    Predictions and neighbours pass only if a permutation test shows them to be related, scores and
+    neighbours only above their chance level: unrelated networks that nearly always predict the same
+    class agree as well.
     Layers that are constant in both are skipped, with a note; one that is constant in the copy
     alone fails. A layer of the base without a counterpart leaves its thresholds undecided.
 

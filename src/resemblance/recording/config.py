@@ -68,8 +68,8 @@ class RecordConfig:
     beta: float = _option(0.5, "Temperature of the tempered prediction.", float)
     logits: Logits = _option(
         "auto",
-        "What outputs are: softmax, probabilities, sigmoid, sigmoid-probabilities or none; "
-        "default: seen by their values.",
+        "What outputs are: softmax, probabilities, sigmoid, sigmoid-probabilities or none, as "
+        "embeddings are; default: seen by their values.",
         "auto", "softmax", "probabilities", "sigmoid", "sigmoid-probabilities", "none",
     )  # fmt: skip
     gradients: bool = _option(True, "Record gradients as well as features.", bool)
@@ -92,7 +92,9 @@ class RecordConfig:
         None, "File to save progress in; a pass that finds it goes on from there."
     )
     keep_sums: bool = _option(False, "Keep the accumulators.", bool)
-    outputs: bool = _option(True, "Keep what the network predicts as well.", bool)
+    outputs: bool = _option(
+        True, "Keep what the network predicts, or its embeddings, as well.", bool
+    )
     outputs_of: Any = _option(  # resolved to a Representation, or None
         None, "A base's file: keep what this one gives its likely classes.", str, None
     )
