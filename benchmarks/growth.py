@@ -1,12 +1,15 @@
-"""How time and memory grow with samples, width, buckets, layers and networks compared.
+"""How time and memory grow with samples, width, buckets, layers, classes and networks compared.
 
     python -m benchmarks.growth [--device cuda] [--out FILE] [--figure FILE]
 
 A chain of layers that are cheap to run is recorded whole, features and gradients, and one quantity
-grows at a time, each point in a process of its own. Times are CPU seconds of one thread (on a GPU,
-seconds by the clock), the least of three runs. Memory is the peak over what the process held
-before, as its data, in a run in which freed memory goes back at once; else it would show the
-allocator's habits. A line a + b·x (or a + b·x², see SQUARED) is fitted to each, with its R².
+grows at a time, each point in a process of its own. Layers are many and narrow, and classes come
+after two such layers; both axes are recorded as `record` does by default, but for the layers named.
+Times are CPU seconds of one thread (on a GPU, seconds by the clock), the least of three runs (or
+of one that takes longer than ten seconds). Memory is the peak over what the process held before,
+as its data, in a run in which freed memory goes back at once; else it would show the allocator's
+habits. A line a + b·x (or a + b·x², see SQUARED) is fitted to each, with its R², and the exponent
+of x over the larger half of the points: 1 is in proportion.
 """
 
 from __future__ import annotations
@@ -33,11 +36,13 @@ import resemblance as rs
 
 HERE = Path(__file__).parent
 BASE = {"samples": 2048, "width": 2048, "buckets": 512, "layers": 6}
+NARROW = {"samples": 256, "width": 64, "layers": 2, "classes": 10}
 POINTS = {
     "samples": (8192, 12288, 16384, 20480, 24576),  # from where the 64 blocks are full
     "width": (512, 1024, 2048, 4096, 6144),
     "buckets": (64, 128, 256, 512, 1024),
-    "layers": (2, 4, 8, 12, 16),
+    "layers": (10, 30, 100, 300, 1000, 3000),
+    "classes": (10, 100, 1000, 10_000, 100_000, 250_000),
     "networks": (80, 160, 320, 480, 640),  # from where as many rows as fit are read at a time
 }
 AXES = {
@@ -45,9 +50,10 @@ AXES = {
     "width": "width of a layer d",
     "buckets": "buckets M",
     "layers": "layers",
+    "classes": "classes",
     "networks": "networks compared R",
 }
-REPEATS = 3
+REPEATS, LONG = 3, 10.0  # runs of a point, and seconds of one that is not run again
 # M × M products come at the end of a recording, and a comparison holds R × R sums: x². Its time is
 # a line while reading R networks takes longer than multiplying them, up to here.
 SQUARED = {("buckets", "seconds"), ("networks", "peak_mb")}
@@ -63,6 +69,17 @@ def recording(
     options = {"buckets": buckets, "max_dim": None, "data_id": "random", "progress": False}
     names = [str(i) for i in range(layers)]
     return lambda: rs.record(model, data, layers=names, batch_size=128, **options)
+
+
+def recording_narrow(
+    device: str, samples: int, width: int, layers: int, classes: int
+) -> Callable[[], Any]:
+    """The same of narrow layers and many classes, with the defaults of `record`."""
+    torch.manual_seed(0)
+    chain = (Scale(width) for _ in range(layers))
+    model = nn.Sequential(*chain, nn.Linear(width, classes)).to(device)
+    data, names = torch.randn(samples, width, device=device), [str(i) for i in range(layers)]
+    return lambda: rs.record(model, data, layers=names, data_id="random", progress=False)
 
 
 class Scale(nn.Module):
@@ -105,13 +122,16 @@ def measure(device: str, axis: str, value: int, repeats: int) -> dict[str, float
     if axis == "networks":
         comparing(device, 2)()
         work = comparing(device, value)
+    elif axis in ("layers", "classes"):
+        recording_narrow(device, **NARROW)()
+        work = recording_narrow(device, **{**NARROW, axis: value})
     else:
         recording(device, 256, 64, 16, 2)()
         work = recording(device, **{**BASE, axis: value})
     before = peak(device)
     clock = time.process_time if device == "cpu" else time.perf_counter
     times = []
-    for _ in range(repeats):
+    while not times or (len(times) < repeats and times[0] < LONG):
         start = clock()
         work()
         times.append(clock() - start)
@@ -135,12 +155,13 @@ def point(device: str, axis: str, value: int) -> dict[str, float]:
 
 
 def line(x: np.ndarray, y: np.ndarray, power: int) -> dict[str, float]:
-    """The least-squares line a + b·x^power, its R², and the slope of log y against log x."""
+    """The least-squares line a + b·x^power, its R², and the slope of log y at the larger x."""
     b, a = np.polyfit(x**power, y, 1)
     rest, spread = y - (a + b * x**power), y - y.mean()
-    slope = np.polyfit(np.log(x), np.log(np.maximum(y, 1e-9)), 1)[0]
+    large = slice(len(x) // 2, None)
+    slope = np.polyfit(np.log(x[large]), np.log(np.maximum(y[large], 1e-9)), 1)[0]
     r2 = 1 - (rest @ rest) / (spread @ spread)
-    return {"a": a, "b": b, "power": power, "r2": r2, "log_log_slope": slope}
+    return {"a": a, "b": b, "power": power, "r2": r2, "exponent": slope}
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -180,6 +201,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results/growth.json")
     parser.add_argument("--figure", type=Path, default=HERE.parent / "docs/figures/growth.png")
     parser.add_argument("--axes", nargs="*", default=list(POINTS), help="others stay as they are")
+    parser.add_argument("--most", type=int, help="leave out points beyond this")
     parser.add_argument("--worker", nargs=3, metavar=("AXIS", "VALUE", "REPEATS"))
     options = parser.parse_args()
     if options.worker:
@@ -197,14 +219,19 @@ def main() -> None:
         },
     }
     for axis in options.axes:
-        points = [point(options.device, axis, value) for value in POINTS[axis]]
+        points = [
+            point(options.device, axis, value)
+            for value in POINTS[axis]
+            if value <= (options.most or value)
+        ]
         result[axis] = {"points": points}
         x = np.array([found["x"] for found in points], float)
         for key in ("seconds", "peak_mb"):
             y = np.array([found[key] for found in points])
             fit = result[axis][key] = line(x, y, 2 if (axis, key) in SQUARED else 1)
             formula = f"{fit['a']:.3f} + {fit['b']:.3e} x^{fit['power']}"
-            print(f"{axis:<10}{key:<9}{formula:<28}R² {fit['r2']:.4f}", y.round(3), flush=True)
+            shown = f"R² {fit['r2']:.4f} exponent {fit['exponent']:.2f}"
+            print(f"{axis:<10}{key:<9}{formula:<28}{shown}", y.round(3), flush=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     draw(result, options.figure)
 

@@ -353,8 +353,9 @@ class FirstBatchChecks:
         """Warn if a layer has its rows in a different order than the batch."""
         if self._determinism.fault is not None:  # whose rows say nothing
             return
+        limit = self._determinism.limit  # which looks at all modules
         for i, (own, nearest) in zip(taps, map(Tensor.tolist, distances), strict=True):
-            if own > self._determinism.limit > nearest and own > _PERMUTED_RATIO * nearest:
+            if own > limit > nearest and own > _PERMUTED_RATIO * nearest:
                 warn(_MSG_PERMUTED.format(self._taps[i].name))
                 return
 
