@@ -9,7 +9,7 @@ import torch
 import reference
 from interpreted_kernels import agrees
 from optional_libraries import needs
-from resemblance._ops.gram import block_grams, block_grams_without_mean
+from resemblance._ops.gram import block_grams, block_grams_without_mean, gram
 
 GRAMS = """
 import torch
@@ -103,3 +103,13 @@ def test_what_a_large_mean_hides_is_kept_where_it_is_taken_off(size, spans):
         assert not kernel[length:].any()
         assert not kernel[:, length:].any()
         assert not u[length:].any()
+
+
+@pytest.mark.parametrize("d", [5, 2048, 3001])
+@pytest.mark.parametrize("n", [0, 1, 2, 63, 64, 65, 127, 128, 131, 300])
+def test_the_kernel_of_rows_on_a_cpu_is_exact(n, d):
+    x = torch.randn(n, d, generator=torch.Generator().manual_seed(n))
+    found, exact = gram(x), x.double() @ x.double().T
+    assert torch.allclose(found, found.T, atol=1e-6 * d)
+    assert torch.allclose(found.double(), exact, atol=1e-6 * d)  # products of ones, summed up
+    assert gram(x.to(torch.bfloat16)).dtype == torch.float32

@@ -27,6 +27,7 @@ from .._utils.validation import check_integer, check_seed
 from ..errors import DataError
 from .devices import copy_to_device_async
 from .fold import Fold, fold_signs
+from .gram import gram
 from .packing import pack24
 
 ROWS, COLUMNS = 128, 256  # of the two-sided sketch
@@ -126,9 +127,14 @@ def bucket_kernel(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """F̃F̃ᵀ as packed triangle and diagonal, F̃ f̄ and ‖f̄‖² with f̄ the mean, where they lie."""
     mean = total.double() / count
-    wide = table.double() if table.is_cuda else table  # a GPU may round float32 products
+    if table.is_cuda:  # which may round float32 products
+        wide = table.double()
+        kernel = wide @ wide.mT
+    else:
+        tables = table.view(-1, *table.shape[-2:])
+        kernel = torch.stack([gram(each) for each in tables]).view(*table.shape[:-1], -1)
     along = (table @ mean.float()[..., None])[..., 0]
-    return *pack24(wide @ wide.mT), along, mean.square().sum(-1)
+    return *pack24(kernel), along, mean.square().sum(-1)
 
 
 # -- the two-sided sketch -----------------------------------------------------------------------

@@ -90,20 +90,29 @@ def gram(x: Tensor) -> Tensor:  # (n, d) -> (n, n)
     """The kernel of the rows of x, in float32 whatever the dtype of x.
 
     On a GPU, half-precision rows are multiplied as they are: their products are exact in float32,
-    in which they are summed. On a CPU a quarter of a large kernel is copied across its diagonal
-    instead of computed.
+    in which they are summed. On a CPU, of a large kernel only what lies on one side of the
+    diagonal is computed, but for squares of up to 64 rows upon it.
     """
     if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and _WIDE_PRODUCTS:
         return torch.mm(x, x.T, out_dtype=torch.float32)
     x = x.detach().float()
-    n, d = x.shape
-    if x.is_cuda or n < 32 or d < 2048:  # two products take longer to begin than they save
+    if x.is_cuda or x.shape[1] < 2048:  # more products take longer to begin than they save
         return x @ x.T
-    half, out = n // 2, x.new_empty(n, n)
-    torch.mm(x, x[:half].T, out=out[:, :half])
-    torch.mm(x[half:], x[half:].T, out=out[half:, half:])
-    out[:half, half:] = out[half:, :half].T
+    out = x.new_empty(len(x), len(x))
+    _write_gram(x, out)
     return out
+
+
+def _write_gram(x: Tensor, out: Tensor) -> None:  # (n, d), (n, n)
+    """The kernel of each half of the rows, and what lies between them."""
+    if len(x) < 64:
+        torch.mm(x, x.T, out=out)
+        return
+    half = len(x) // 2
+    torch.mm(x[half:], x[:half].T, out=out[half:, :half])
+    out[:half, half:] = out[half:, :half].T
+    _write_gram(x[:half], out[:half, :half])
+    _write_gram(x[half:], out[half:, half:])
 
 
 def block_grams(
