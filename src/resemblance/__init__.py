@@ -42,7 +42,7 @@ _HOME = {  # public name -> the module that defines it
     "Verdict": "gate.verdict",
     "Zoo": "zoo.zoo",
     "adaptation": "analysis.adaptation",
-    "behaviour": "similarity.agreement",
+    "behaviour": "analysis.behaviour",
     "check": "gate.check",
     "cka": "similarity.indices.cka",
     "compare": "similarity.compare",
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from ._ops.count_sketch import CountSketch as CountSketch
     from .analysis.adaptation import Adaptation as Adaptation
     from .analysis.adaptation import adaptation as adaptation
+    from .analysis.behaviour import behaviour as behaviour
     from .analysis.classifier import KernelClassifier as KernelClassifier
     from .analysis.fisher_rao import FisherRao as FisherRao
     from .analysis.fisher_rao import fisher_rao as fisher_rao
@@ -94,7 +95,6 @@ if TYPE_CHECKING:
     from .representation.outputs import Outputs as Outputs
     from .representation.representation import Representation as Representation
     from .similarity.agreement import Behaviour as Behaviour
-    from .similarity.agreement import behaviour as behaviour
     from .similarity.compare import compare as compare
     from .similarity.compare_all import compare_all as compare_all
     from .similarity.comparison import Comparison as Comparison

@@ -183,38 +183,7 @@ AnyBehaviour = Behaviour | EmbeddingBehaviour
 
 
 def behaviour(a: RepresentationLike, b: RepresentationLike) -> AnyBehaviour:
-    """How differently two networks predict, or embed, the samples that both were recorded on.
-
-    `disagreement` is exact always. `kl` is KL(a‖b), `kl_reverse` is KL(b‖a) and `js` is symmetric.
-    Beyond 1,024 classes KL is estimated from the most likely classes and sketches of the others:
-
-        KL ≈ Σ_T p (log p − log q) + ⟨S p, S log(p / q)⟩ over the classes outside of T,
-
-    with T the classes that both files list and S a CountSketch of 512 buckets, whose signs depend
-    on the seed and the sample's index. It has no bias, but for log-probabilities below −60, which
-    count as −60, and its noise is part of the standard error. The noise is smaller if b was
-    recorded with `outputs_of=a`. `js` is then a lower bound and `js_upper` an upper one. Of files
-    from before there were sketches, all divergences are lower bounds. Networks that return
-    embeddings are compared by nearest neighbours, cosines and ranks of similarities.
-
-    Args:
-        a: a recording of the first network, or the path of its file.
-        b: a recording of the second on the same samples, or the path of its file.
-
-    Returns:
-        Disagreement and divergences with their standard errors; of embeddings, an
-        `EmbeddingBehaviour`.
-
-    Raises:
-        MismatchError: if a recording holds no outputs, or they cannot be compared.
-
-    Example:
-        >>> import torch, resemblance as rs
-        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-        >>> rep = rs.record(net, torch.randn(64, 4))
-        >>> rs.behaviour(rep, rep).disagreement
-        0.0
-    """
+    """How differently two networks predict, or embed, the samples that both were recorded on."""
     a, b = as_representation(a), as_representation(b)
     return embedding_behaviour(a, b) if _embed(a, b) else prediction_behaviour(a, b)
 
