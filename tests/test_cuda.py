@@ -99,6 +99,22 @@ def test_blocks_are_exchanged_between_devices():
         assert np.allclose(one.gain, here.gain, rtol=1e-2, atol=1e-4)
 
 
+def test_sketches_over_classes_of_a_gpu_pair_with_those_of_the_cpu():
+    """A file made on either device has the same keys and, but for round-off, the same sketches."""
+    net, other = (networks.seeded(networks.MLP, classes=3000, seed=seed) for seed in (0, 1))
+    x = CASES["mlp"][2]
+    cpu = rs.record(net, x, gradients=False)
+    gpu = rs.record(net.cuda(), x, gradients=False)
+    for name, found in gpu.outputs.tensors().items():
+        expected = cpu.outputs.tensors()[name]
+        if name in ("mean_log_p", "groups", "sketch_key") or name.startswith("sketch"):
+            assert torch.allclose(found.double(), expected.double(), atol=2e-3), name
+    assert abs(rs.behaviour(cpu, gpu).kl) < 1e-5
+    live = rs.behaviour(net, other.cuda(), data=x)
+    estimate = rs.behaviour(cpu, rs.record(other, x, gradients=False))
+    assert estimate.kl == pytest.approx(live.kl, rel=0.05)
+
+
 def test_double_precision_on_a_gpu():
     kind, _, data = CASES["mlp"]
     cpu = rs.record(networks.seeded(kind).double(), data.double())

@@ -52,6 +52,8 @@ def test_numbers_are_those_of_recordings():
     for name, value in numbers.items():
         assert value == pytest.approx(files[name], rel=1e-4), name
     assert 0 < live["shared_errors"] < 1
+    bare = rs.behaviour(nn.Linear(6, 5), nn.Linear(6, 5), data=X)  # with no layer to record
+    assert 0 < bare.kl < 10
     many = rs.behaviour(one, two, data=(X, Y), logits="sigmoid")
     recorded = [rs.record(net, (X, Y), logits="sigmoid", gradients=False) for net in (one, two)]
     assert many.label_disagreement == pytest.approx(rs.behaviour(*recorded).label_disagreement)

@@ -186,7 +186,7 @@ class Capture:
                 self._begin(count)
                 outputs = forward()
                 self._missing("never runs on this batch", set(self._features) | self._done)
-                if len(self.dropped) == len(self.taps):
+                if self.taps and len(self.dropped) == len(self.taps):
                     raise LayerError(_MSG_NO_POSITIONS)
                 overwritten = {i for i, (f, v) in self._features.items() if f._version != v}
                 if start is None or not overwritten:

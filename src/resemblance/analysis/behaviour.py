@@ -18,7 +18,6 @@ from .._data.batches import batch_to_device
 from .._data.sources import Batch
 from .._models.capture import Rows
 from .._models.language_models import resolve_unit
-from .._models.layer_patterns import select_layers
 from .._models.loading import to_module
 from .._models.logits import LogitsReader
 from .._models.run import ModelPass, open_pass
@@ -127,9 +126,8 @@ def _run_both(a: nn.Module, b: nn.Module, data: Any, config: RecordConfig) -> Be
             _logits_reader(run, config, name) for run, name in zip((one, two), names, strict=True)
         ]
         both = _BothNetworks(two, readers[1], causal=unit.causal)
-        taps, _ = unit.seen(one.model, select_layers(one.model, "auto", one.calls))
         one.feed(
-            taps[-1:],
+            [],  # no layer's features are needed
             both,
             None,
             batch_size=config.batch_size,
@@ -165,7 +163,7 @@ class _BothNetworks:
         self._logits = logits
 
     def consume(self, i: int, features: Tensor, gradients: Tensor | None) -> None:
-        """Features are not needed."""
+        """No layer is tapped."""
 
     @torch.no_grad()
     def end(self) -> None:
