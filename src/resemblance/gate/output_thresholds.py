@@ -121,18 +121,21 @@ class OutputThresholds:
             low, low_noise = js, torch.zeros_like(js)
             high, high_noise = (kl + reverse) / 4, noise.sum(0) / 4
         if threshold.percentile is not None:
-            shares = (low - _SIGMAS * low_noise, high + _SIGMAS * high_noise)
-            return self._estimated_share(threshold, shares, float(high_noise.median()))
+            limits = (low - _SIGMAS * low_noise, low, high + _SIGMAS * high_noise)
+            return self._estimated_share(threshold, limits, float(high_noise.median()))
         # means of units, as the noise of a row may exceed its divergence
         means = [x.mean(1) for x in (low, high)]
         x_low, x_high = (x.clamp(-most, most).numpy() for x in means)
-        lower, upper = (mean_bounds(x, most, -most) for x in (x_low, x_high))
+        least = 0.0 if threshold.quantity == "js" else -most  # of what bounds it from below
+        lower, upper = mean_bounds(x_low, most, least), mean_bounds(x_high, most, -most)
         shift_low = _clipping_bias(-means[0], low_noise.mean(1), most)
         shift_high = _clipping_bias(means[1], high_noise.mean(1), most)
         value = lower.value if threshold.quantity == "js" else upper.value
-        found = Measurement(Bounds(value, lower.low - shift_low, upper.high + shift_high))
-        x = x_low if lower.value > threshold.limit else x_high
-        found.plan(threshold, mean_decides(x, most, threshold.limit, -most), len(x))
+        bounds = max(0.0, lower.low - shift_low), upper.high + shift_high
+        found = Measurement(Bounds(max(0.0, value), *bounds))
+        sides = {True: (x_low, least), False: (x_high, -most)}
+        x, start = sides[lower.value > threshold.limit]
+        found.plan(threshold, mean_decides(x, most, threshold.limit, start), len(x))
         if threshold.quantity == "kl":
             above = share_bounds((means[1] > most).double().numpy(), rows=1)
             found.remarks = (_capped(most, above, self._unit), _MSG_ESTIMATED)
@@ -142,19 +145,19 @@ class OutputThresholds:
         return found
 
     def _estimated_share(
-        self, threshold: Threshold, limits: tuple[Tensor, Tensor], noise: float
+        self, threshold: Threshold, limits: tuple[Tensor, Tensor, Tensor], noise: float
     ) -> Measurement:
-        """A percentile, from what the divergence of each row is at least and at most."""
+        """A percentile, from what the divergence of each row is at least, about, and at most."""
         shares = [(x > threshold.limit).double().mean(1).numpy() for x in limits]
-        lower, upper = (share_bounds(x, rows=self._tokens) for x in shares)
-        found = Measurement(Bounds(lower.value, lower.low, upper.high))
+        lower, about, upper = (share_bounds(x, rows=self._tokens) for x in shares)
+        found = Measurement(Bounds(about.value, lower.low, upper.high))
         if lower.value <= threshold.allowed < upper.value:  # more samples have the same noise
             found.withhold(
-                f"KL of a sample is estimated to ± {noise:.2g} nats, so "
+                f"the divergence of a sample is estimated to ± {noise:.2g} nats, so "
                 f"{100 * lower.value:.2g} to {100 * upper.value:.2g} % of samples lie above the "
                 "limit; judge the mean, or a higher limit"
             )
-        sides = [_bounds_of_draws(x, rows=self._tokens) for x in shares]
+        sides = [_bounds_of_draws(x, rows=self._tokens) for x in shares[::2]]
 
         def decides(n: int, generator: np.random.Generator) -> bool:
             low, high = (draw(n, generator) for draw in sides)
