@@ -107,6 +107,7 @@ class Action:
         return self.files["GITHUB_STEP_SUMMARY"].read_text()
 
 
+@pytest.mark.slow
 def test_the_action_installs_the_package(folder):
     """Into a folder of its own, without dependencies, which are here."""
     target = folder / "installed"

@@ -49,6 +49,7 @@ def test_unsure():
 """
 
 
+@pytest.mark.slow
 def test_in_pytest_a_failure_says_which_threshold_and_by_how_much(tmp_path):
     (tmp_path / "test_copy.py").write_text(TESTS)
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_copy.py"]
@@ -77,6 +78,10 @@ def test_recordings_are_kept_and_files_are_read(tmp_path):
     assert assert_same_network(recorded("base"), rounded(8), unseen(), **limits).copy == "copy"
     with pytest.raises(AssertionError, match=r"^pruned fails as a copy of base(.|\n)*\n✗ failed: "):
         assert_same_network(str(path), recorded("pruned"), **limits)
+    with pytest.raises(
+        AssertionError, match=r"\? undecided: .*; about [\d,]+ samples would decide"
+    ):
+        assert_same_network(path, path, max_disagreement=0.0005)
 
 
 def test_no_more_is_recorded_than_thresholds_need():
