@@ -190,6 +190,7 @@ def test_a_recording_that_fails_does_not_end_the_training(tmp_path):
     with pytest.warns(ResemblanceWarning, match="no recording at step 10, and training continues"):
         values = watch.step(training.net, 10)
     assert list(values) == ["monitor/share_of_time"]
+    assert watch.step(training.net, 11) == {}  # nor is it tried at every step from then on
     assert watch.steps == (0,)
 
 

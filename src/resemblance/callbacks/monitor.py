@@ -122,6 +122,7 @@ class Monitor:
         self._files: dict[int, Path] = {}  # of this run
         self._start: Representation | None = None
         self._last: Representation | None = None
+        self._tried = -1  # the step of the last attempt
         self._began: float | None = None  # when this process began to train
         self._spent = 0.0  # seconds in this class since then
         self._cost = 0.0  # seconds of the last recording
@@ -202,7 +203,7 @@ class Monitor:
         if last is None or step <= last:
             return last is None
         if self._every is not None:
-            return step - last >= self._every
+            return step - max(last, self._tried) >= self._every
         if not self._spent:  # the first call after a restart
             return True
         trained = self._training_time()  # after this recording, there is one more at the end
@@ -210,7 +211,7 @@ class Monitor:
 
     def _record(self, model: nn.Module, step: int, *, first: bool) -> dict[str, float]:
         _synchronise(model)  # work of the training that is still queued is no cost of this
-        trained, began = self._training_time(), time.perf_counter()
+        trained, began, self._tried = self._training_time(), time.perf_counter(), step
         values: dict[str, float] = {}
         try:
             with _said_once(first):
@@ -223,7 +224,7 @@ class Monitor:
             self._cost = time.perf_counter() - began
             self._spent += self._cost
             self._next = _SPREAD * trained
-        if not first:
+        if not first and trained > 0:
             values["monitor/share_of_time"] = self._spent / trained
         return values
 
@@ -235,8 +236,9 @@ class Monitor:
                 "them; save checkpoints and record those"
             )
         rep = record_with(model, self._probe, replace(self._config, name=f"step {step}"))
-        self._start = self._start or rep
-        values = self._compared(rep, self._last or rep)
+        if self._start is None or self._last is None:
+            self._start = self._last = rep
+        values = self._compared(rep, self._last)
         self._files[step], self._last = rep.save(self.folder / f"step-{step:09d}.rsm"), rep
         return values
 
