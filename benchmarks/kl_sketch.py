@@ -60,7 +60,7 @@ class Scale:
     population: int = 2048  # sequences
     sequences: int = 256  # of a draw, and of a file
     tokens: int = 16  # of a sequence
-    draws: int = 20
+    draws: int = 40
     timed: int = 1024  # sequences of a timed pass
     repeats: int = 5
 
