@@ -20,7 +20,7 @@ from resemblance.similarity.comparison import FullComparison, KernelComparison
 from resemblance.similarity.results import join_names
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-KEYS = {"features", "gradients", "parting", "behaviour", "coordinates", "notes"}
+KEYS = {"features", "gradients", "parting", "behaviour", "coordinates", "notes", "same_function"}
 
 
 def network(seed, classes=4):

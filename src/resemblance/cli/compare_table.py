@@ -96,8 +96,12 @@ def _table_columns(of: Comparison, layout: TableLayout) -> list[TableColumn]:
         columns += _score_columns(one, layout)
     bars = [f"{format_bar(x, layout.bar):{layout.bar}}" for x in of.parts[-1].by_layer()[0]]
     columns.append(TableColumn("", bars))
+    rows, same = of.parts[0].rows, getattr(of, "same_function", None)
     if (drift := of.coordinates) and drift.shared:
-        columns += _drift_columns(drift, of.parts[0].rows)
+        columns += _drift_columns(drift, rows, () if same is None else same.moved)
+    if same is not None:
+        basis = dict(zip(same.layers, same.basis, strict=True))
+        columns.append(TableColumn("basis", [basis.get(name, "") for name in rows]))
     return columns
 
 
@@ -120,11 +124,15 @@ def _score_columns(one: KernelComparison, layout: TableLayout) -> Iterator[Table
         yield TableColumn("n_eff", [_format_number(x, ",.0f") for x in n_eff], right=True)
 
 
-def _drift_columns(coordinates: Coordinates, rows: Sequence[str]) -> list[TableColumn]:
-    """How far the features of each layer moved from the one network to the other."""
+def _drift_columns(
+    coordinates: Coordinates, rows: Sequence[str], left_out: Sequence[str]
+) -> list[TableColumn]:
+    """How far the features of each layer moved from the one network to the other, but for those
+    whose units were moved."""
     moved = zip(coordinates.decibels[0].tolist(), coordinates.cosine[0].tolist(), strict=True)
     by_name = dict(zip(coordinates.layers, moved, strict=True))
-    known = [by_name.get(name, (np.nan, np.nan)) for name in rows]
+    nothing = (np.nan, np.nan)
+    known = [nothing if name in left_out else by_name.get(name, nothing) for name in rows]
     decibels = [_format_decibels(x, coordinates.floor) for x, _ in known]
     cosines = digits.align_numbers([digits.format_score(cosine) for _, cosine in known])
     return [TableColumn("dB", decibels, right=True), TableColumn("cosine", cosines)]

@@ -30,8 +30,8 @@ class Copies(Plotted, Result):
     and gradients as bars, beside the share of samples that are predicted differently. What is not
     known is NaN: predictions of copies with different classes, neighbours and cosine of networks
     that return no embeddings, gradients of recordings without them, features and gradients of
-    recordings with other layers (as those that hold outputs alone), decibels of
-    networks whose units are not those of the base.
+    recordings with other layers (as those that hold outputs alone), decibels of networks whose
+    units are not those of the base, or are the same in another basis.
 
     Attributes:
         base: name of the network that they are copies of.
@@ -166,7 +166,7 @@ def _numbers(compared: FullComparison) -> dict[str, Any]:
     if compared.features.matched_by != "similarity":  # else they are of no counterparts
         features = compared.features.mean()
         gradients = _NAN if compared.gradients is None else compared.gradients.mean()
-    known = drift is not None and drift.shared
+    known = drift is not None and drift.shared and compared.same_function is None
     worst = int(drift.decibels[0].argmin()) if known and drift is not None else None
     return {
         "disagreement": predicted.disagreement if predicted else math.nan,

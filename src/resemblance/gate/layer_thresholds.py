@@ -17,7 +17,7 @@ from ..errors import DataError
 from ..representation.notes import Note, make_note
 from ..representation.representation import Representation
 from ..similarity.agreement import prediction_behaviour, predictions_obstacle
-from ..similarity.compare import compare_population
+from ..similarity.compare import compare_population, same_function
 from ..similarity.compare_config import Kernel
 from ..similarity.comparison import KernelComparison
 from ..similarity.drift import centred_sketch, coordinates, layer_pairs
@@ -29,6 +29,7 @@ from ..similarity.jackknife import (
     standard_error,
     student_t,
 )
+from ..similarity.same_function import BASES, SameFunction
 from .bounds import ERROR_RATE, Bounds, Measurement, round_up_two_digits
 from .thresholds import Threshold
 
@@ -77,6 +78,9 @@ class LayerThresholds:
                 can_decide=False,
             )
         measured = _worst_layer(of, scores.layers, *scores.bounds())
+        if measured.status(of) == "failed" and (same := self._same_function) is not None:
+            why = f"scores of {of.kernel} depend on the basis of units"
+            return self._in_another_basis(same, why)
         obstacles = self._unmatched(found.without_counterpart()[0])
         if found.matched_by == "similarity" and not self.ignore_unmatched:
             obstacles.append(
@@ -175,8 +179,12 @@ class LayerThresholds:
         )
         names = [found.layers[i] for i in there]
         measured = _worst_layer(of, names, low[there], values[there], high[there])
-        if not found.shared and np.isfinite(found.chance_high).any():
-            return self._not_aligned()
+        aligned = found.shared or not np.isfinite(found.chance_high).any()
+        if not aligned or measured.status(of) == "failed":
+            if (same := self._same_function) is not None:
+                return self._in_another_basis(same, "decibels compare unit with unit")
+            if not aligned:
+                return self._not_aligned()
         obstacles += self._unmatched(found.left_out)
         measured.can_decide = False
         measured.reason = (
@@ -202,6 +210,21 @@ class LayerThresholds:
         )
 
     # -- both -----------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _same_function(self) -> SameFunction | None:
+        """What became of the layers, where predictions are equal but for rounding."""
+        return same_function(self.base, self.copy)
+
+    def _in_another_basis(self, same: SameFunction, why: str) -> Measurement:
+        """Undecided: a threshold that does not apply to a copy in another basis."""
+        kinds = " and ".join(x for x in BASES[1:] if x in same.basis)
+        known = "the same function in another basis" if same.recognised else "an equal function"
+        return Measurement(
+            reason=f"it does not apply to {known} ({kinds}; predictions are equal but for "
+            f"rounding): {why}. Judge predictions instead, such as by `max_kl`",
+            can_decide=False,
+        )
 
     @functools.cached_property
     def _units(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -33,7 +34,14 @@ from . import (
     jackknife,
     ratio_estimator,
 )
-from .agreement import AnyBehaviour, behaviour, outputs_obstacle
+from .agreement import (
+    AnyBehaviour,
+    Behaviour,
+    behaviour,
+    outputs_obstacle,
+    prediction_behaviour,
+    predictions_obstacle,
+)
 from .block_estimator import LayerPairing
 from .compare_config import KERNEL_TABLE, CompareConfig, Estimator, Kernel
 from .comparison import Comparison, FullComparison, KernelComparison
@@ -54,6 +62,7 @@ from .pairing import (
     unpaired_note,
 )
 from .permutations import FEWEST_PERMUTATIONS, with_permutations
+from .same_function import EXACT, SameFunction, recognise
 
 _MSG_WHOLE_ONLY = (
     "index {0!r} needs the full Gram matrix of the same samples, which a recording holds for up to "
@@ -196,6 +205,19 @@ def compare(
     return found
 
 
+def same_function(a: Representation, b: Representation) -> SameFunction | None:
+    """What became of each layer of a copy that predicts the same; None if it does not.
+
+    Args:
+        a: the recording of the base.
+        b: the recording of the copy, on the same samples.
+    """
+    if predictions_obstacle(a, b) is not None:
+        return None
+    predicted = prediction_behaviour(a, b)
+    return _compare_both(a, b, "cka", None, "auto", "cpu", False, None, predicted).same_function
+
+
 def _compare_both(a: Representation, b: Representation, *options: Any) -> FullComparison:
     """Features, gradients where they can be compared, and the drift where that is defined."""
     features, gradients, drift = _compare_kernel(a, b, "features", *options), None, None
@@ -221,7 +243,12 @@ def _compare_both(a: Representation, b: Representation, *options: Any) -> FullCo
     if features.behaviour is None:
         reason = recorded_without((a, b), "outputs") or outputs_obstacle(a, b)
         notes.append(make_note("no-predictions", reason=reason))
-    return FullComparison(features, gradients, drift, tuple(notes))
+    same = None
+    if features.index == "cka" and features.centre and features.estimator in EXACT:
+        products = partial(_compare_kernel, a, b, "elementwise", *options[:-2], None, options[-1])
+        predicted = features.behaviour if isinstance(features.behaviour, Behaviour) else None
+        same = recognise(a, b, features, gradients, drift, predicted, products)
+    return FullComparison(features, gradients, drift, tuple(notes), same)
 
 
 def _compare_kernel(

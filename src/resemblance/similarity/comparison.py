@@ -53,6 +53,7 @@ from .pairing import (
 )
 from .permutations import permuted_level, permuted_p_value, q_values
 from .results import Content, Plotted, Shape, StoredResult, count_samples, join_names
+from .same_function import SameFunction
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -566,14 +567,18 @@ class FullComparison(Comparison):
         coordinates: the drift of each layer (`rs.coordinates`), which means something if `shared`;
             None if the recordings cannot be subtracted.
         notes: what a reader should know before using the result. Those of one kernel name it.
+        same_function: what became of each layer where predictions are equal but for rounding and
+            units are not: permuted, rescaled or rotated; None otherwise.
     """
 
     features: KernelComparison
     gradients: KernelComparison | None = None
     coordinates: Coordinates | None = None
     notes: tuple[Note, ...] = ()
+    same_function: SameFunction | None = None
 
     _rules: ClassVar = {
+        "same_function": optional(or_null(MAPPING)),
         "features": MAPPING,
         "gradients": or_null(MAPPING),
         "coordinates": or_null(MAPPING),
@@ -583,6 +588,7 @@ class FullComparison(Comparison):
         "features": KernelComparison,
         "gradients": KernelComparison,
         "coordinates": Coordinates,
+        "same_function": SameFunction,
     }
 
     def __getattr__(self, name: str) -> Any:
@@ -644,6 +650,8 @@ class FullComparison(Comparison):
                 yield tested.sentence
         if self.behaviour is not None:
             yield self.behaviour.summary()
+        if self.same_function is not None:
+            yield from self.same_function.sentences()
         yield from self.features.unmatched_sentences()
 
     def _means(self) -> str:
