@@ -245,7 +245,8 @@ def _compare_both(a: Representation, b: Representation, *options: Any) -> FullCo
         notes.append(make_note("no-predictions", reason=reason))
     same = None
     if features.index == "cka" and features.centre and features.estimator in EXACT:
-        products = partial(_compare_kernel, a, b, "elementwise", *options[:-2], None, options[-1])
+        once = (*options[:-2], None, options[-1])  # without permutations
+        products = partial(_compare_kernel, a, b, "elementwise", *once)
         predicted = features.behaviour if isinstance(features.behaviour, Behaviour) else None
         same = recognise(a, b, features, gradients, drift, predicted, products)
     return FullComparison(features, gradients, drift, tuple(notes), same)
