@@ -30,7 +30,7 @@ from . import digits
 from .changed_weights import pruned, rounded
 
 SAMPLES, LENGTH, TOKENS = 256, 32, 256  # bytes are the tokens
-UNTOUCHED = 2**25 - 2**16  # bytes of a block by which a pass sets glibc up, and which nothing writes into
+UNTOUCHED = 2**25 - 2**16  # bytes of a block that sets glibc up, and which nothing writes into
 COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
     "int4": lambda net: rounded(net, 4),
     "int3": lambda net: rounded(net, 3),

@@ -14,6 +14,7 @@ from torch import nn
 
 import resemblance as rs
 from digit_copies import recorded, rounded, trained, unseen
+from resemblance.cli.compare_table import comparison_table
 from resemblance.errors import ResemblanceWarning
 from resemblance.similarity.same_function import rounding_tolerance
 
@@ -234,3 +235,17 @@ def test_a_gate_leaves_undecided_what_does_not_apply(images):
         assert scores.status == ("passed" if change is permuted else "undecided")
     assert np.isnan(rs.copies(base, [other]).decibels[0])
     assert rs.check(base, rs.record(rounded(3), images, **how), min_db=30).status == "failed"
+
+
+def test_the_table_names_the_basis_and_leaves_out_its_decibels(images):
+    found = compared(trained(), rescaled(trained()), images, layers=[*HIDDEN, "5"])
+    assert found.coordinates.shared
+    lines = comparison_table(found, 120)[0]
+    assert [line.split()[-1] for line in lines] == [
+        "basis",
+        lines[1].split()[-1],
+        *found.same_function.basis,
+    ]
+    assert found.same_function.basis == ("rescaled", "rescaled", "unchanged")
+    assert [line.split()[-3:-1] for line in lines[2:4]] == [["–", "–"]] * 2
+    assert "–" not in lines[4]
