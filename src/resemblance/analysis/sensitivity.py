@@ -16,37 +16,27 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._data.batches import (
-    attention_mask,
-    batch_to_device,
-    num_samples,
-    real_token_mask,
-    take_samples,
-)
+from .._data.batches import batch_to_device, num_samples, take_samples
 from .._models.checks import copy_batch
 from .._models.exchange import BlockExchange, Groups, choose_blocks
-from .._models.layer_outputs import floating_tensors
 from .._models.logits import Logits, LogitsReader
 from .._models.run import ModelPass, open_pass, require_gradients
 from .._utils.formatting import format_quantity, join_error, printable
 from .._utils.progress import progress_bar
 from .._utils.validation import check_integer, check_nonempty_strings, check_seed
-from ..errors import DataError, LayerError, MismatchError
+from ..errors import DataError, LayerError
 from ..representation.notes import MIN_SAMPLES, Note, make_note
 from ..representation.schema import COUNT, NOTES, ONE, REAL, TEXT, list_of, one_of, or_null
 from ..similarity.results import Plotted, Shape, StoredResult, count_samples, join_names
+from .output_divergence import MEASURES, Measure, OutputComparison, mean_of_predictions
 
-Measure = Literal["kl", "js", "disagreement", "distance"]
-MEASURES: tuple[Measure, ...] = get_args(Measure)
 _KEPT = 3  # blocks of the list, unless the caller says otherwise
-_ROWS = {"cpu": 2**20, "cuda": 2**25}  # outputs that are widened to float32 at a time
 _MIN_ERRORS = 3.0  # standard errors beyond which an effect is not noise
 _ALONE = 2.0  # times the whole effect, beyond which a block cannot be judged alone
 _WORDS = {
@@ -315,7 +305,9 @@ def sensitivity(
                 measure = "kl" if wanted else "distance"
             blocks = choose_blocks(one.model, groups, one.calls)
             exchange = BlockExchange(one.model, two.model, blocks)
-            runs = _Runs(one, two, exchange, _Outputs(reader if wanted else None, measure), batches)
+            runs = _Runs(
+                one, two, exchange, OutputComparison(reader if wanted else None, measure), batches
+            )
             with torch.inference_mode(False), torch.no_grad():
                 return _measured(runs, keep, target, names, progress)
 
@@ -339,80 +331,6 @@ def _first_batches(run: ModelPass, samples: int, batch_size: int) -> list[Any]:
     return found
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """How outputs of two networks are compared."""
-
-    reader: LogitsReader | None  # None: they are no logits
-    measure: Measure
-
-    def read(self, samples: Any, outputs: Any) -> Tensor:  # (n, positions, classes or width)
-        if self.reader is not None:
-            return self.reader(outputs)
-        n, mask = num_samples(samples), attention_mask(samples)
-        found = next((x for x in floating_tensors(outputs) if x.shape[:1] == (n,)), None)
-        if found is None:
-            raise LayerError(
-                "expected outputs with one row for each sample; found none. Pass `logits=<function "
-                "of the output>` if there are predictions among them"
-            )
-        tokens = mask is not None and found.ndim == 3 and mask.shape == found.shape[:2]
-        return found if tokens else found.reshape(n, 1, -1)
-
-    def sums(self, samples: Any, one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:  # (n,), (n,)
-        """The measure of each sample, summed over its predictions, and how many those are."""
-        if one.shape != two.shape:
-            raise MismatchError(
-                f"expected outputs of one shape, found {tuple(one.shape)} of the base and "
-                f"{tuple(two.shape)} with blocks of the copy; compare networks of the same classes"
-            )
-        counted = real_token_mask(samples, one.shape[:2], one.device)
-        step = max(1, _ROWS.get(one.device.type, _ROWS["cpu"]) // one.shape[-1])
-        rows = zip(
-            one.flatten(0, 1).split(step), two.to(one.device).flatten(0, 1).split(step), strict=True
-        )
-        independent = self.reader is not None and self.reader.independent
-        each = torch.cat([divergence_of_rows(a, b, self.measure, independent) for a, b in rows])
-        each = torch.where(counted, each.view(counted.shape), 0)
-        return each.double().sum(1).cpu(), counted.sum(1).double().cpu()
-
-
-def divergence_of_rows(a: Tensor, b: Tensor, measure: Measure, independent: bool) -> Tensor:
-    """The measure of each row of logits (rows, classes), or of outputs for `"distance"`.
-
-    KL is summed as p log(p / q) − p + q, where each term is positive, so that divergences near the
-    round-off of logits keep their digits.
-
-    Args:
-        a: outputs of the base.
-        b: outputs of the network that is compared with it.
-        measure: kl, js, disagreement or distance.
-        independent: whether logits are those of labels that are predicted independently.
-    """
-    a, b = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (a, b))
-    if measure == "distance":
-        return (a - b).square().sum(-1) / a.square().sum(-1)
-    if measure == "disagreement":
-        if independent:
-            return ((a > 0) != (b > 0)).any(-1).to(a.dtype)
-        nan = a.isnan().any(-1) | b.isnan().any(-1)
-        return torch.where(nan, torch.nan, (a.argmax(-1) != b.argmax(-1)).to(a.dtype))
-    if independent:
-        log_p, log_q = (F.logsigmoid(torch.cat([x, -x], -1)) for x in (a, b))
-    else:
-        log_p, log_q = (F.log_softmax(x, -1) for x in (a, b))
-    if measure == "kl":
-        return _kl(log_p, log_q)
-    log_m = torch.logaddexp(log_p, log_q) - np.log(2)
-    return (_kl(log_p, log_m) + _kl(log_q, log_m)) / 2
-
-
-def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:  # (rows, classes) -> (rows,)
-    ratio = log_p - log_q
-    each = log_p.exp() * (ratio + torch.expm1(-ratio))
-    return torch.where(log_p.isneginf(), log_q.exp(), each).sum(-1)
-
-
 @dataclass
 class _Runs:
     """Networks with exchanged blocks, run on all batches beside the base."""
@@ -420,15 +338,17 @@ class _Runs:
     one: ModelPass
     two: ModelPass
     exchange: BlockExchange
-    outputs: _Outputs
+    outputs: OutputComparison
     batches: Sequence[Any]
     passes: int = 0
     counts: np.ndarray = field(default_factory=lambda: np.zeros(0))  # predictions of each sample
 
+    def forward(self, of: ModelPass, samples: Any) -> Any:
+        return of.run(of.model, batch_to_device(copy_batch(samples), of.device))
+
     def run(self, of: ModelPass, samples: Any) -> Tensor:
-        moved = batch_to_device(copy_batch(samples), of.device)
         try:
-            return self.outputs.read(moved, of.run(of.model, moved))
+            return self.outputs.read(samples, self.forward(of, samples))
         except torch.OutOfMemoryError as error:
             raise DataError("the device ran out of memory; pass a smaller `batch_size`") from error
 
@@ -455,22 +375,6 @@ class _Runs:
         return mean_of_predictions(sums, self.counts)
 
 
-def mean_of_predictions(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
-    """The mean over all predictions, and its standard error over samples.
-
-    The mean is the ratio of two sums over samples, and the error that of the ratio, to first order.
-
-    Args:
-        sums: the sum over each sample's predictions.
-        counts: the number of predictions of each sample.
-    """
-    total, n = counts.sum(), len(sums)
-    value = sums.sum() / total
-    off = sums - value * counts
-    error = np.sqrt(n / (n - 1) * (off**2).sum()) / total if n > 1 else np.nan
-    return float(value), float(error)
-
-
 def _measured(
     runs: _Runs,
     keep: int | None,
@@ -485,7 +389,7 @@ def _measured(
     unchanged = tuple(name for name in exchange.names if exchange.unchanged(name))
     tied = exchange.shared_weights()
     few = take_samples(runs.batches[0], slice(0, 2))
-    exchange.try_each(lambda model: runs.run(one if model is one.model else two, few))
+    exchange.try_each(lambda model: runs.forward(one if model is one.model else two, few))
     blocks = [name for name in exchange.names if name not in unchanged]
     if not blocks:
         reasons = "".join(f"; {name}: {why}" for name, why in exchange.excluded.items())
