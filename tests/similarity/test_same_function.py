@@ -180,6 +180,18 @@ def test_equal_predictions_from_other_units_are_undecided():
     assert "it is undecided whether the copy is the same network" in found.summary()
 
 
+def test_without_gradients_little_scales_are_undecided(images):
+    how = {"layers": list(HIDDEN), "gradients": False}
+    found = compared(trained(), rescaled(trained(), sigma=0.2), images, **how)
+    assert found.coordinates.cosine[0].min() > 0.9
+    assert found.same_function.basis == ("undecided", "undecided")
+    rough = compared(trained(), rounded(13), images, **how)
+    assert rough.behaviour.kl < 1e-6
+    assert rough.same_function is None
+    moved = compared(trained(), permuted(trained()), images, **how)
+    assert moved.same_function.basis == ("permuted or rotated",) * 2
+
+
 def test_without_predictions_nothing_is_said(images):
     how = {"layers": list(HIDDEN), "outputs": False}
     assert compared(trained(), permuted(trained()), images, **how).same_function is None

@@ -213,7 +213,9 @@ def _basis(
         return "permuted or rotated" if below[2] is None else known
     if moments:
         return "rescaled and rotated"
-    return "unchanged" if aligned else "undecided"
+    # without gradients, units that were rescaled a little look like units with an error
+    plain = below[1] is not None or tolerance > _FINE or change <= _MOST
+    return "unchanged" if aligned and plain else "undecided"
 
 
 def _equal_moments(x: Products | None, y: Products | None) -> bool:
