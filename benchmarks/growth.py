@@ -200,7 +200,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=HERE / "results/growth.json")
     parser.add_argument("--figure", type=Path, default=HERE.parent / "docs/figures/growth.png")
-    parser.add_argument("--axes", nargs="*", default=list(POINTS), help="others stay as they are")
+    parser.add_argument(
+        "--axes", nargs="*", default=list(POINTS), help="to measure; others stay as they are"
+    )
     parser.add_argument("--most", type=int, help="leave out points beyond this")
     parser.add_argument("--worker", nargs=3, metavar=("AXIS", "VALUE", "REPEATS"))
     options = parser.parse_args()
@@ -224,10 +226,11 @@ def main() -> None:
             for value in POINTS[axis]
             if value <= (options.most or value)
         ]
-        result[axis] = {"points": points}
-        x = np.array([found["x"] for found in points], float)
+        result[axis] = {"points": points, "date": str(date.today())}
+    for axis in (axis for axis in POINTS if axis in result):
+        x = np.array([found["x"] for found in result[axis]["points"]], float)
         for key in ("seconds", "peak_mb"):
-            y = np.array([found[key] for found in points])
+            y = np.array([found[key] for found in result[axis]["points"]])
             fit = result[axis][key] = line(x, y, 2 if (axis, key) in SQUARED else 1)
             formula = f"{fit['a']:.3f} + {fit['b']:.3e} x^{fit['power']}"
             shown = f"R² {fit['r2']:.4f} exponent {fit['exponent']:.2f}"
