@@ -91,7 +91,7 @@ def gram(x: Tensor) -> Tensor:  # (n, d) -> (n, n)
 
     On a GPU, half-precision rows are multiplied as they are: their products are exact in float32,
     in which they are summed. On a CPU, of a large kernel only what lies on one side of the
-    diagonal is computed, but for squares of up to 64 rows upon it.
+    diagonal is computed, but for squares of fewer than 64 rows upon it.
     """
     if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and _WIDE_PRODUCTS:
         return torch.mm(x, x.T, out_dtype=torch.float32)
