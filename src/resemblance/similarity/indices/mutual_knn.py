@@ -48,7 +48,8 @@ def keep_neighbours(prepared: PreparedKernel, keep: Tensor, _: bool) -> Prepared
 
 def _score(one: PreparedKernel, two: PreparedKernel) -> Tensor:
     (a,), (b,) = one.squares, two.squares
-    return (a * b).sum() / (a.sum() * b.sum()).sqrt()  # of all samples, Σ a = Σ b = N k
+    counts = [x.sum(dtype=torch.float64) for x in (a * b, a, b)]
+    return counts[0] / (counts[1] * counts[2]).sqrt()  # of all samples, Σ a = Σ b = N k
 
 
 INDEX = SimilarityIndex(

@@ -4,8 +4,8 @@
 rotated onto the other. It obeys the triangle inequality, so 1 − score is a distance between 0 and 1
 by which networks can be clustered. NBS of centred kernels is itself the Procrustes similarity, a
 cosine. Samples of a block would read too alike (see `nbs`), so it needs the full Gram matrix. The
-rounding of stored kernels moves NBS by up to 2e-4, and near 1 the angle by up to 0.02: scores above
-0.98 are known to about 0.01.
+rounding of stored kernels moves NBS by up to 2e-4, and so small angles by more than large ones: a
+score of 0.99 by 1e-4, and scores beyond that by up to 0.01.
 
 Reference: Williams et al. 2021.
 """

@@ -131,7 +131,7 @@ class SimilarityIndex:
     symmetric: bool = True
     invariances: tuple[Invariance, ...] = ("rotation", "scale", "permutation", "shift")
     centre: bool | None = None
-    fewest: int = 2
+    fewest: int = 1
     transform: Callable[[np.ndarray], np.ndarray] | None = None
     paired: bool = True
     blocks: bool = True
