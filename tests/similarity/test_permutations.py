@@ -54,30 +54,30 @@ def test_levels_and_p_values_are_those_of_the_plain_formula_on_permuted_kernels(
 
 def test_p_values_are_uniform_or_larger_without_a_relation_also_of_the_best_pair():
     single, best, moments = [], [], []
-    for seed in range(40):
+    for seed in range(24):
         found = rs.compare(*unrelated(seed), kernel="features", permutations=19)
         single.append(found.p_value[0, 0])
         best.append(found.best().p_value)
         assert found.best().score == found.scores.max()
         moments.append(rs.compare(*unrelated(seed), kernel="features").p_value[0, 0])
     for p in (single, best, moments):
-        # a uniform p-value is below 0.25 in 10 ± 2.7 of 40 cases, and 0.5 in 20 ± 3.2
-        assert 2 <= (np.array(p) <= 0.25).sum() <= 18
-        assert 10 <= (np.array(p) <= 0.5).sum() <= 30
+        # a uniform p-value is below 0.25 in 6 ± 2.1 of 24 cases, and 0.5 in 12 ± 2.4
+        assert 1 <= (np.array(p) <= 0.25).sum() <= 13
+        assert 4 <= (np.array(p) <= 0.5).sum() <= 20
     assert np.corrcoef(single, moments)[0, 1] > 0.9
 
 
 def test_taking_the_best_pair_is_corrected_for():
     """The largest of nine scores lies above the level of a single one in many unrelated pairs."""
     raw, corrected = [], []
-    for seed in range(40):
+    for seed in range(30):
         found = rs.compare(*unrelated(seed, n=30), kernel="features", permutations=39)
         at = np.unravel_index(found.scores.argmax(), found.scores.shape)
         raw.append(found.p_value[at])
         corrected.append(found.best().p_value)
         assert found.best().chance_high >= found.chance_high.max() - 1e-12
     assert (np.array(raw) <= 0.05).mean() > 0.15
-    assert (np.array(corrected) <= 0.05).mean() <= 0.15  # 0.05 plus three binomial errors of 40
+    assert (np.array(corrected) <= 0.05).mean() <= 0.17  # 0.05 plus three binomial errors of 30
 
 
 def test_without_permutations_sums_have_p_values_that_agree_with_their_level():

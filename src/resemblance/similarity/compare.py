@@ -72,9 +72,9 @@ _MSG_REGISTER_BLOCKS = (
     ", or register {0!r} with `blocks=True` if its mean over blocks estimates the same"
 )
 _MSG_NO_PERMUTATIONS = (
-    "`permutations` needs the full Gram matrix of the same samples at every layer, which a "
-    "recording holds for up to {0:,} samples (`unit='sample'`) {1} is computed from; found {2:,} "
-    "samples and the estimator {3!r}. Record both on at most {0:,}, or leave `permutations` out"
+    "`permutations` needs the full Gram matrix of the same samples at every layer, from which {1} "
+    "is computed for up to {0:,} samples (`unit='sample'`); found {2:,} samples and the estimator "
+    "{3!r}. Record both on at most {0:,}, or leave `permutations` out"
 )
 _MSG_NOTHING_TO_PERMUTE = (
     "{0} pairs no samples, so permuting them changes nothing; leave `permutations` out"

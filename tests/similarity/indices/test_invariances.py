@@ -35,7 +35,7 @@ def plain(index, kernel, n, centre, seeds=(0, 1), layers=("l0", "l0"), rows=slic
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("index", NEW)
 def test_scores_are_the_plain_formula(index, kernel):
-    n = 90
+    n = 40 if index == "rsa-kendall" else 90  # whose plain formula is slow
     found = rs.compare(recorded(0, n), recorded(1, n), kernel=kernel, index=index)
     expected = plain(index, kernel, n, found.centre, layers=("l0", "l1"))
     # kernels are stored in 16 bits; a changed neighbour moves the mean over samples by 0.1 / n
@@ -62,7 +62,8 @@ def changed(x, how, rng):
     if how == "rotation":
         return x @ np.linalg.qr(rng.normal(size=(d, d)))[0]
     if how == "linear":
-        return x @ (np.eye(d) + 0.4 * rng.normal(size=(d, d)))
+        turns = (np.linalg.qr(rng.normal(size=(d, d)))[0] for _ in range(2))
+        return x @ next(turns) @ np.diag(np.geomspace(0.08, 1, d)) @ next(turns)
     if how == "permutation":
         return x[:, rng.permutation(d)]
     if how == "scale":
@@ -84,13 +85,14 @@ def pair_of_features(seed, n=60, d=5):
 
 
 @pytest.mark.parametrize("index", EVERY)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_declared_invariances_hold(index, seed):
     rng, x, y = pair_of_features(seed)
     before = score(index, x, y)
-    # 16-bit kernels; at most two of 600 neighbours change, where two are equally near
-    tolerance = 4e-3 if index in ("mutual-knn", "jaccard", "cknna") else 2e-4
+    # 16-bit kernels, of which CCA takes small directions as large; at most two of 600 neighbours
+    # change, where two are equally near
+    tolerance = {"mutual-knn": 4e-3, "jaccard": 4e-3, "cknna": 4e-3, "cca": 2e-3}.get(index, 2e-4)
     for how in get_index(index).invariances:
         for one, two in ((changed(x, how, rng), y), (x, changed(y, how, rng))):
             assert score(index, one, two) == pytest.approx(before, abs=tolerance), how
@@ -102,14 +104,14 @@ def test_declared_invariances_hold(index, seed):
 def test_no_other_invariance_holds(index):
     for how in set(INVARIANCES) - set(get_index(index).invariances):
         moved = 0
-        for seed in range(4):
+        for seed in range(3):
             rng, x, y = pair_of_features(seed)
             moved = max(moved, abs(score(index, changed(x, how, rng), y) - score(index, x, y)))
         assert moved > 5e-3, how
 
 
 @pytest.mark.parametrize("index", EVERY)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_a_network_is_exactly_like_itself_and_symmetry_is_declared(index, seed):
     _, x, y = pair_of_features(seed)
@@ -132,7 +134,7 @@ def test_regression_explains_rows_by_columns_and_a_note_says_so():
     assert any(note.code == "not-symmetric" for note in forth.notes)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_procrustes_is_a_metric(seed):
     rng = np.random.default_rng(seed)

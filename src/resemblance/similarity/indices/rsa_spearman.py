@@ -2,8 +2,8 @@
 
 Ties share their mean rank. From blocks it is the mean of the blocks' rank correlations, which
 estimates that of all samples: ranks among the pairs of a block are those among all pairs up to
-their sampling error (within 0.003 as measured, `benchmarks/indices.py`). Cost: O(N² log N) for each
-layer, then O(N²) for each pair of layers.
+their sampling error (0.001 of 2,000 samples as measured, `benchmarks/indices.py`).
+Cost: O(N² log N) for each layer, then O(N²) for each pair of layers.
 
 Reference: Kriegeskorte et al. 2008.
 """
