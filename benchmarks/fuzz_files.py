@@ -405,7 +405,7 @@ def _loaded(original: bytes, partly: bool) -> Any:
 def used(rep: rs.Representation, path: Path) -> None:
     """What people do with a Representation ends in a result or in an error of the package."""
     repr(rep)
-    json.dumps(file_facts(rep, path))
+    json.dumps(file_facts(path))
     kernel = "product" if rep.settings.gradients else "features"
     _settle(lambda: rs.compare(rep, rep, kernel=kernel).summary())
     _settle(lambda: rs.adaptation(rep, kernel=kernel))

@@ -124,8 +124,9 @@ def _read(
                     _raise_damaged(path)
                 return header, {key: every[key] for key in chosen}
             tensors = {key: file.get_tensor(key) for key in chosen}
-    # torch, which safetensors opens files with, raises a RuntimeError where there is none
-    except (SafetensorError, OSError, RuntimeError) as error:
+    # torch, which safetensors opens files with, raises a RuntimeError where there is none, and
+    # NumPy a TypeError of a dtype that it does not have
+    except (SafetensorError, OSError, RuntimeError, TypeError) as error:
         if not path.exists():  # removed since it was found, by another process
             raise _missing_file(path) from error
         raise FormatError(
