@@ -6,7 +6,7 @@ number of samples, so blocks of them would estimate something else. Samples with
 have no direction and are ranked last; ties are broken as sorting leaves them.
 
 Standard error: a jackknife with the neighbours of all samples kept, which is conservative, as the
-variance of a jackknife is never too small on average (Efron and Stein 1981): 1.2 to 1.5 times the
+variance of a jackknife is never too small on average (Efron and Stein 1981): 1.2 to 1.6 times the
 true one as measured (`benchmarks/indices.py`). Cost: O(N²) for each pair of layers.
 
 Reference: Huh et al. 2024.
