@@ -35,6 +35,7 @@ def test_the_coverage_benchmark_runs_and_adds_to_its_file(tmp_path, monkeypatch)
     assert all(r["after"]["stderr"] > 0 and r["warned"] == 0 for r in rows)
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_indices_runs_each_kind_of_cell(tmp_path, monkeypatch):
     out = tmp_path / "indices.json"
     for pattern in ("errors/50/normal/cka", "errors/50/normal/jaccard", "best/50/rsa"):

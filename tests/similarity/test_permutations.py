@@ -54,16 +54,16 @@ def test_levels_and_p_values_are_those_of_the_plain_formula_on_permuted_kernels(
 
 def test_p_values_are_uniform_or_larger_without_a_relation_also_of_the_best_pair():
     single, best, moments = [], [], []
-    for seed in range(24):
+    for seed in range(20):
         found = rs.compare(*unrelated(seed), kernel="features", permutations=19)
         single.append(found.p_value[0, 0])
         best.append(found.best().p_value)
         assert found.best().score == found.scores.max()
         moments.append(rs.compare(*unrelated(seed), kernel="features").p_value[0, 0])
     for p in (single, best, moments):
-        # a uniform p-value is below 0.25 in 6 ± 2.1 of 24 cases, and 0.5 in 12 ± 2.4
-        assert 1 <= (np.array(p) <= 0.25).sum() <= 13
-        assert 4 <= (np.array(p) <= 0.5).sum() <= 20
+        # a uniform p-value is below 0.25 in 5 ± 1.9 of 20 cases, and 0.5 in 10 ± 2.2
+        assert (np.array(p) <= 0.25).sum() <= 11
+        assert 3 <= (np.array(p) <= 0.5).sum() <= 17
     assert np.corrcoef(single, moments)[0, 1] > 0.9
 
 
