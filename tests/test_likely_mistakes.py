@@ -351,7 +351,7 @@ def test_a_default_device_that_is_not_the_host(rep):
         refused(use, r"torch's default device is 'meta'.*call this inside")
 
 
-@pytest.mark.parametrize("value", [None, 3, "cca"])
+@pytest.mark.parametrize("value", [None, 3, "nka"])
 @pytest.mark.parametrize("option", ["kernel", "index", "estimator"])
 def test_a_kernel_index_or_estimator_that_there_is_not(option, value, rep):
     if (option, value) == ("kernel", None):
@@ -401,7 +401,8 @@ def test_gradients_that_are_no_gradients():
 
 @pytest.mark.parametrize("data_id", [None, "", 3])
 def test_arrays_of_data_without_a_name(data_id):
-    refused(lambda: rs.record_arrays(X, data_id=data_id), f"`data_id` .*found {data_id!r}")
+    found = "neither" if data_id is None else re.escape(repr(data_id))
+    refused(lambda: rs.record_arrays(X, data_id=data_id), f"`data_id`.*found {found}")
 
 
 def test_lists_and_tables_are_arrays():
@@ -485,11 +486,9 @@ def test_npz_files_that_cannot_be_data(refused, folder):
     np.savez("strings.npz", x=np.full((60, 3), "a"))
     np.savez("objects.npz", x=np.full((60, 3), None))
     np.savez("nothing.npz")
-    np.save("one.npy", whole)
-    os.rename("one.npy", "one.npz")
     with zipfile.ZipFile("others.npz", "w") as archive:
         archive.writestr("x.txt", "hello")
-    for name in ("truncated", "damaged", "empty", "strings", "objects", "nothing", "one", "others"):
+    for name in ("truncated", "damaged", "empty", "strings", "objects", "nothing", "others"):
         assert f"{name}.npz" in refused(*words(f"{name}.npz"))
     assert "<U1" in refused(*words("strings.npz"))
 

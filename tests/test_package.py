@@ -16,7 +16,7 @@ builders = {
 }
 ROOT = Path(__file__).parent.parent
 WHEEL_LIMIT = 2e6  # bytes
-SDIST_LIMIT = 2e6  # bytes: a clone without the figures and the reproduction's results
+SDIST_LIMIT = 2.5e6  # bytes: a clone without the figures and the reproduction's results
 ASSETS = {f"resemblance/views/page/report.{kind}" for kind in ("html", "css", "js")}
 
 

@@ -320,7 +320,7 @@ def test_an_unreadable_image_is_refused_or_skipped_with_a_count(run, refused, fo
 
 def test_unknown_data(refused):
     assert refused("layers", "--model", "nets.py:small", "--data", "mnist") == (
-        "no data at 'mnist'; expected digits, a folder of images, an .npz, .txt, .jsonl or "
+        "no data at 'mnist'; expected digits, a folder of images, an .npz, .npy, .txt, .jsonl or "
         ".parquet file, tar shards, hf:NAME, hf-stream:NAME, probe:images, probe:text or "
         "FILE.py:FUNCTION"
     )

@@ -167,7 +167,7 @@ def test_layers_matched_by_similarity_do_not_pass():
     assert "matched by similarity" in finding.reason
     verdict = rs.check(base, other, min="features=0.01", ignore_unmatched=True)
     assert verdict
-    assert "layers were matched by similarity, which flatters scores" in verdict.notes
+    assert "layers were matched by similarity, which raises scores" in verdict.notes
 
 
 @pytest.mark.parametrize("constant", [0.0, 2.0])

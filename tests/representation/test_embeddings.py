@@ -95,5 +95,5 @@ def test_a_zoo_keeps_them_in_either_store(rep, tmp_path):
 def test_facts_of_a_file_name_them(rep, tmp_path):
     from resemblance.cli.output import file_facts
 
-    facts = file_facts(rep, rep.save(tmp_path / "e.rsm"))
-    assert facts["outputs"] == "embeddings of 120 samples, 6 dimensions"
+    facts = file_facts(rep.save(tmp_path / "e.rsm"))
+    assert facts["outputs"] == "embeddings of 6 dimensions"

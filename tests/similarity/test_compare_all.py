@@ -242,7 +242,7 @@ def test_predictions_are_compared_where_there_are_as_many_classes(tmp_path):
         ({"index": "nbs"}, "index` must be cka or cka-debiased for many networks; found 'nbs'"),
         ({"kernel": "transport"}, "transport is not offered for many networks"),
         ({"kernel": "rbf"}, "one of features, gradients, product, sum, elementwise; found 'rbf'"),
-        ({"index": "cca"}, "index` must be one of cka, cka-debiased; found 'cca'"),
+        ({"index": "cca"}, "index` must be cka or cka-debiased for many networks; found 'cca'"),
         ({"blocks": 0}, "blocks` must be a whole number, 1 or more; found 0"),
     ],
 )

@@ -158,7 +158,7 @@ def test_save_and_load_give_the_same_matrix(tmp_path):
         lambda text: "[1]",
         lambda text: text.replace('"matrix": 1', '"matrix": 2'),
         lambda text: text.replace('"matrix": 1', '"comparison": 1'),
-        lambda text: text.replace('"index": "cka"', '"index": "cca"'),
+        lambda text: text.replace('"index": "cka"', '"index": "nka"'),
         lambda text: text.replace('"models"', '"names"'),
         lambda text: re.sub(r'"scores": \[[^]]*\],', '"scores": [', text),
         lambda text: text.replace('"layers": [', '"layers": [["l"],', 1),

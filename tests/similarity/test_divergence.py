@@ -266,7 +266,9 @@ def test_an_older_file_is_refused(tmp_path):
 
 def test_different_samples_are_refused():
     found = replace(shaken([0.9], [0.01]), paired=False)
-    with pytest.raises(DataError, match=r"different samples, .* record both on the same samples"):
+    with pytest.raises(
+        DataError, match=r"different samples, .* record both networks on the same samples"
+    ):
         found.parting()
 
 

@@ -184,7 +184,10 @@ def test_a_first_look_sets_the_nearest_training_data_first(tmp_path):
         found = rs.recommend(zoo, X, Y, models=_by(own), reference=reference, budget=1)
         assert [one.name for one in found] == ["blind"]
         assert found.best.distance < 0.1
-        assert any("set 2 of 3 candidates in order; not other." in note for note in found.notes)
+        assert any(
+            "2 of 3 candidates were ranked before they were run; not other." in note
+            for note in found.notes
+        )
         recorded = rs.record(reference, X, progress=False)
         again = rs.recommend(zoo, X, Y, models=_by(own), reference=recorded, budget=2)
         assert {one.name for one in again} == {"blind", "sees"}
@@ -193,7 +196,7 @@ def test_a_first_look_sets_the_nearest_training_data_first(tmp_path):
         assert any("not of one network" in note for note in other.notes)
         assert all(one.distance is None for one in other)
         unasked = rs.recommend(zoo, X, Y, models=_by(own))
-        assert any("pass `reference`" in note for note in unasked.notes)
+        assert any("Pass `reference`" in note for note in unasked.notes)
 
 
 def _by(own):

@@ -122,12 +122,12 @@ def _format_3_rules(header: Mapping[str, Any]) -> dict[str, Rule]:
     from .embeddings import MAX_DIMENSIONS
     from .outputs import MAX_FULL_CLASSES, MAX_LABELS
 
-    if header.get("classes") is not None and header.get("labels") is None:
-        return {"classes": whole(f"above {MAX_FULL_CLASSES:,}", MAX_FULL_CLASSES + 1)}
     none = {"classes": Rule("null", lambda x: x is None)}
     if "dimensions" in header and "labels" not in header:
         most = MAX_DIMENSIONS
         return none | {"dimensions": whole(f"from 2 to {most}", 2, most + 1)}
+    if header.get("classes") is not None and header.get("labels") is None:
+        return {"classes": whole(f"above {MAX_FULL_CLASSES:,}", MAX_FULL_CLASSES + 1)}
     return none | {"labels": whole(f"from 1 to {MAX_LABELS}", 1, MAX_LABELS + 1)}
 
 
