@@ -11,9 +11,11 @@ from safetensors.torch import save_file
 
 import resemblance as rs
 from digit_copies import pruned, rounded, trained
+from resemblance._data.load_data import load_digits_data
 from resemblance.cli.load_or_record import NetworkArgument, RecordingNeeds, load_or_record
 from resemblance.cli.options import RecordingOptions
 from resemblance.errors import DataError, LayerError, MismatchError
+from resemblance.recording import output_summary
 
 NET = """
 from torch import nn
@@ -311,3 +313,42 @@ def test_options_that_have_no_effect_are_refused(command, weights, refused, run)
 def test_features_only_and_a_threshold_on_gradients_exclude_each_other(weights, refused):
     words = ("check", MODEL, MODEL, "--data", "digits", "--features-only")
     assert "--features-only leaves out the gradients" in refused(*words, "--min", "product=0.5")
+
+
+MANY_CLASSES = """
+import torch
+from torch import nn
+
+
+def net(noise=0.0):
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3000))
+    with torch.no_grad():
+        made[3].weight.add_(noise * torch.randn(3000, 8))
+    return made
+
+
+def copy():
+    return net(0.05)
+"""
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_divergences_of_two_models_of_many_classes_are_exact(folder, run, monkeypatch, room):
+    """Unless all probabilities take too much memory: then they are estimated, as from files."""
+    (folder / "many.py").write_text(MANY_CLASSES)
+    if not room:
+        monkeypatch.setattr(output_summary, "MAX_FULL_BYTES", 4 * 3000 * 299)
+    networks = (NetworkArgument(role, f"many.py:{what}") for role, what in
+                (("base", "net"), ("copy", "copy")))  # fmt: skip
+    base, copy = load_or_record(*networks, samples(), RecordingNeeds())
+    assert (base.outputs.every is not None) == room
+    found = rs.behaviour(base, copy)
+    assert (found.js_upper is None) == room
+    spaces = {}
+    exec(MANY_CLASSES, spaces)
+    x, _ = load_digits_data()
+    exact = rs.behaviour(spaces["net"](), spaces["copy"](), data=x[:300])
+    assert found.kl == pytest.approx(exact.kl, rel=1e-5 if room else 0.2)
+    words = ("--data", "digits", "--limit", 300, "--max-kl", 0.05)
+    assert run("check", "many.py:net", "many.py:copy", *words)[0] == 0

@@ -82,12 +82,13 @@ def load_or_record(
             check_recorded(file, file, kernel)
     one, two = files.get(first.role), files.get(second.role)
     if one is None:
-        one = _record_like(first, options, needs, two, layers=None)
+        one = _record_like(first, options, needs, two, layers=None, full_outputs=two is None)
         if two is not None:
             _check_same_samples(two, one, options)
     if two is None:
         layers = one.layer_names if needs.same_layers else None
-        two = _record_like(second, options, needs, one, layers=layers, outputs_of=one)
+        how: dict[str, Any] = {"outputs_of": one, "full_outputs": first.role not in files}
+        two = _record_like(second, options, needs, one, layers=layers, **how)
         _check_same_samples(one, two, options)
     return one, two
 
@@ -134,6 +135,7 @@ def _record_like(
     *,
     layers: list[str] | None,
     outputs_of: Representation | None = None,
+    full_outputs: bool = False,  # as both are in this process, divergences are then exact
 ) -> Representation:
     """A model recorded on the spot, with the settings of `like` if there is one."""
     from .._data.text import TextOptions
@@ -166,7 +168,7 @@ def _record_like(
     }
     config, data = RecordConfig(**how | {"gradients": gradients}), load_recording_data(wanted)
     try:
-        return record_named(wanted, data, config)
+        return record_named(wanted, data, config, full_outputs=full_outputs)
     except NoBackwardError as error:
         if needs.must_have_gradients:
             raise DataError(
@@ -177,7 +179,9 @@ def _record_like(
             f"{network.address} is recorded without gradients, as its layer {error.layer!r} is "
             "quantised and has no backward pass"
         )
-        return record_named(wanted, load_recording_data(wanted), replace(config, gradients=False))
+        config = replace(config, gradients=False)
+        data = load_recording_data(wanted)
+        return record_named(wanted, data, config, full_outputs=full_outputs)
 
 
 def _settings_of(like: Representation, *, gradients: bool) -> dict[str, Any]:

@@ -8,6 +8,7 @@ known.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from ..representation.outputs import (
 from ..representation.representation import Representation
 
 _MAX_BYTES_ON_DEVICE = 2**26  # of summaries that stay there, so that nobody waits for them
+MAX_FULL_BYTES = 2**31  # of all probabilities, where they stay in this process
 _LOGITS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}  # logits that are widened to float32 at a time
 
 
@@ -50,11 +52,22 @@ class OutputSummary:
         causal: bool = False,
         independent: bool = False,
         seed: int = 0,
+        full_rows: int | None = None,
     ) -> None:
-        self._causal = causal  # the right class of a token is the next one
-        self._independent = independent  # labels, of a multi-label network
-        self._seed = seed  # of the sketches over classes
-        # a base whose likely classes are noted as well: these, and their places in the order
+        """
+        Args:
+            base: a base, whose likely classes are noted as well.
+            causal: whether the right class of a token is the next one.
+            independent: whether outputs are labels, of a multi-label network.
+            seed: of the sketches over classes.
+            full_rows: the most rows that can come, if every probability of each is kept where
+                that takes no more than `MAX_FULL_BYTES`. Files cannot hold such outputs.
+        """
+        self._full_rows = full_rows
+        self._causal = causal
+        self._independent = independent
+        self._seed = seed
+        # the likely classes of the base, and their places in the order
         self._base_top = None if base is None or base.predictions is None else base.predictions.top
         self._base_places = None if base is None else _row_places(base)
         self._places: list[np.ndarray] = []  # in the order, of the rows that were kept
@@ -119,7 +132,8 @@ class OutputSummary:
     ) -> Outputs:
         if self._independent:
             return Outputs(z.shape[-1], label_logits=z.float(), labels=labels)
-        many = z.shape[-1] > MAX_FULL_CLASSES
+        full_bytes = math.inf if self._full_rows is None else 4 * self._full_rows * z.shape[-1]
+        many = z.shape[-1] > MAX_FULL_CLASSES and full_bytes > MAX_FULL_BYTES
         keys = copy_to_device_async(keys, z.device) if many else keys
         step = max(1, _LOGITS_AT_ONCE.get(z.device.type, _LOGITS_AT_ONCE["cpu"]) // z.shape[-1])
         kept: list[dict[str, Tensor]] = []

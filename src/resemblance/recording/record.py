@@ -241,8 +241,18 @@ def _without_what_is_lacking(model: Runtime, config: RecordConfig) -> RecordConf
     return replace(config, gradients=False, elementwise=False)
 
 
-def record_with(model: nn.Module | str, data: Any, config: RecordConfig) -> Representation:
-    """Record a network on a data set with the options in a `RecordConfig`."""
+def record_with(
+    model: nn.Module | str, data: Any, config: RecordConfig, *, full_outputs: bool = False
+) -> Representation:
+    """Record a network on a data set with the options in a `RecordConfig`.
+
+    Args:
+        model: the network, or its address.
+        data: the data set.
+        config: the options.
+        full_outputs: whether to keep every probability of any number of classes, if they fit in
+            memory, for a recording that is not saved.
+    """
     model = to_module(model)
     if isinstance(model, Runtime):
         config = _without_what_is_lacking(model, config)
@@ -251,7 +261,7 @@ def record_with(model: nn.Module | str, data: Any, config: RecordConfig) -> Repr
         model, config.unit, config.tokens, config.pool, config.seed, config.tokenizer
     )
     process = rank_and_count() if config.ranks else (0, 1)
-    recorder = _Recorder(model, data, config, unit, process)
+    recorder = _Recorder(model, data, config, unit, process, full_outputs)
     if config.ranks:
         rep = record_in_all_ranks(recorder.recorded, keep_sums=config.sums)
     elif (part := recorder.recorded()) is not None:
@@ -300,8 +310,10 @@ def load_recording_data(wanted: NamedRecording) -> Any:
     )
 
 
-def record_named(wanted: NamedRecording, data: Any, config: RecordConfig) -> Representation:
-    """A model recorded on data that were opened for it."""
+def record_named(
+    wanted: NamedRecording, data: Any, config: RecordConfig, *, full_outputs: bool = False
+) -> Representation:
+    """A model recorded on data that were opened for it; `full_outputs` as in `record_with`."""
     net = load_model(wanted.model, weights=wanted.weights, pretrained=wanted.pretrained)
     tokenizer, data_id = config.tokenizer, config.data_id
     if tokenizer is None and (sequences := tokenized_text_of(data)) is not None:
@@ -311,7 +323,8 @@ def record_named(wanted: NamedRecording, data: Any, config: RecordConfig) -> Rep
     if data_id is None:
         data_id = samples_name(wanted.data, wanted.text)
     net = net.to(check_device(wanted.device or ("cuda" if torch.cuda.is_available() else "cpu")))
-    rep = record_with(net, data, replace(config, tokenizer=tokenizer, data_id=data_id))
+    config = replace(config, tokenizer=tokenizer, data_id=data_id)
+    rep = record_with(net, data, config, full_outputs=full_outputs)
     return replace(rep, model=replace(rep.model, address=wanted.address))
 
 
@@ -324,6 +337,7 @@ class _Recorder:
     config: RecordConfig
     unit: SampleUnit
     process: tuple[int, int]  # the rank of this process, and how many share the pass
+    full_outputs: bool  # every probability, in memory
 
     def recorded(self) -> Representation | None:
         """What this process recorded; None if there was no block for it."""
@@ -404,7 +418,11 @@ class _Recorder:
             outputs = functools.partial(EmbeddingSummary, settings.block)
         elif find is not None:
             flags: dict[str, Any] = {"causal": self.unit.causal, "independent": find.independent}
-            outputs = functools.partial(OutputSummary, config.outputs_of, seed=config.seed, **flags)
+            flags |= {"seed": config.seed, "full_rows": None}
+            if self.full_outputs:
+                kept = settings.windows * settings.block
+                flags["full_rows"] = min(source.total or kept, kept) * settings.tokens
+            outputs = functools.partial(OutputSummary, config.outputs_of, **flags)
         sums: dict[str, Any] = {
             "config": config,
             "settings": settings,
