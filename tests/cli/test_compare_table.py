@@ -158,7 +158,7 @@ layer                features              gradients             n_eff
 49.self_attn.o_proj  0.189    ± 0.016      0.189    ± 0.016         14  █▏
 49.mlp.down_proj     0.030    ± 0.019   *  0.030    ± 0.019   *      8  ▏
 Names of one begin with base_model.model.model.layers.…
-Level of chance (95 %): features 0.047, gradients 0.047.
+Chance level (95 %): features 0.047, gradients 0.047.
 * no higher than chance (its 95 % level).
 """,
     (120, False): """\
@@ -189,7 +189,7 @@ layer             features         gradients        n_eff           dB  cosine
 49.self…n.o_proj  0.19    ±0.02    0.19    ±0.02       14  ▊       3.0  0.400
 49.mlp.down_proj  0.03    ±0.02 *  0.03    ±0.02 *      8  ▏         –  –
 Names of one begin with base_model.model.model.layers.…
-Level of chance (95 %): features 0.047, gradients 0.047.
+Chance level (95 %): features 0.047, gradients 0.047.
 * no higher than chance (its 95 % level).
 dB, cosine: drift of features, as signal-to-noise ratio and as cosine.
 """,

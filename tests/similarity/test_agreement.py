@@ -239,7 +239,7 @@ def test_a_comparison_shows_what_networks_do_beside_their_scores(tmp_path):
     a, b = (rs.record(net, (X, Y), name=name) for net, name in ((one, "a"), (two, "b")))
     found = rs.compare(a, b, kernel="features")
     assert found.behaviour == rs.behaviour(a, b)
-    assert "predict another class for" in found.summary()
+    assert "predict a different class for" in found.summary()
     assert f"(Cohen's kappa {found.behaviour.agreement_beyond_chance:.3f} ± " in found.summary()
     assert rs.Comparison.load(found.save(tmp_path / "c.json")) == found
     without = rs.compare(a, b.without_outputs(), kernel="features")

@@ -63,7 +63,7 @@ class TableLayout:
     """How much of a comparison a table shows."""
 
     prefix: bool = True  # names whole, with what all begin with
-    chance: bool = True  # the level of chance in columns
+    chance: bool = True  # the chance level in columns
     terse: bool = False  # errors with one digit
     bar: int = 10  # cells
 
@@ -183,7 +183,7 @@ def _table_legend(of: Comparison, layout: TableLayout) -> Iterator[str]:
             f"{one.kernel} {_chance_range(one)}" for one in of.parts if one.chance_high is not None
         ]
         if levels:
-            yield f"Level of chance (95 %): {', '.join(levels)}."
+            yield f"Chance level (95 %): {', '.join(levels)}."
     if any(_is_at_chance(one).any() for one in of.parts):
         yield f"{_CHANCE_MARK} no higher than chance (its 95 % level)."
     if of.coordinates and of.coordinates.shared:

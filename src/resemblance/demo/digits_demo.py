@@ -241,7 +241,7 @@ def _copies_finding(nets: Sequence[Network], reps: RepsByName, out: Path) -> str
     hidden = ": gradients see the damage that features hide" if wanted < seen else ""
     return (
         f"Removing half of twin-1's weights leaves features at {seen:.2f} and gradients at "
-        f"{wanted:.2f} of the original. The copy predicts another digit for "
+        f"{wanted:.2f} of the original. The copy predicts a different digit for "
         f"{_prediction_change(beside, pruned)}, and loses {lost:.1f} points of accuracy{hidden}. "
         f"Rounding to 8 bits leaves gradients at {beside.gradients[rounded]:.2f}, and it predicts "
         f"another digit for {_prediction_change(beside, rounded)}."

@@ -137,7 +137,7 @@ class Behaviour(StoredResult):
     def _sentences(self) -> Iterator[str]:
         one, two = map(printable, self.models)
         least = "at least " if self.lower_bounds else ""
-        kind = "another class" if self.label_disagreement is None else "different labels"
+        kind = "a different class" if self.label_disagreement is None else "different labels"
         out = (
             f"{one} and {two} predict {kind} for {_percent(self.disagreement)} ± "
             f"{_percent(self.disagreement_stderr)} of "

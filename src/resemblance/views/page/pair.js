@@ -99,10 +99,10 @@ function drawCard() {
       el("span", { class: "what" }, KERNELS[kernel][0], el("small", {}, KERNELS[kernel][1])),
       el("span", { class: "much" }, likeness(score, here && here.which === "matched" ? here.mean[1] : NaN)),
       el("span", { class: "rule" }, known(score) ? el("i", { style: `width:${percent(score)}` }) : null,
-        known(high) ? el("b", { style: `left:${percent(high)}`, title: `95 % level of chance ${fixed(high, 2)}` }) : null));
+        known(high) ? el("b", { style: `left:${percent(high)}`, title: `95 % chance level ${fixed(high, 2)}` }) : null));
   }));
   const found = self ? null : behaviours.get(pairKey(state.a, state.b));
-  $("card-words").textContent = !found ? "" : found.words ? found.words[state.a > state.b ? 1 : 0] : (found.why ? `Predictions cannot be compared: ${found.why}.` : `They predict another class for ${(100 * found.value).toFixed(1)} % of samples.`);
+  $("card-words").textContent = !found ? "" : found.words ? found.words[state.a > state.b ? 1 : 0] : (found.why ? `Predictions cannot be compared: ${found.why}.` : `They predict a different class for ${(100 * found.value).toFixed(1)} % of samples.`);
 }
 function words(v) {
   const value = along(v, "scores"), error = along(v, "stderr");
@@ -177,7 +177,7 @@ function drawCurve(views) {
   });
   $("curve-keys").replaceChildren(
     ...views.map((one) => el("span", {}, el("i", { class: `k-${one.kernel}` }), `${KERNELS[one.kernel][0].toLowerCase()} ± 2 standard errors`)),
-    ...(views.some((one) => one.chance) ? [el("span", {}, el("i", { class: "key-band" }), "below the 95 % level of chance")] : []),
+    ...(views.some((one) => one.chance) ? [el("span", {}, el("i", { class: "key-band" }), "below the 95 % chance level")] : []),
     ...(views.some((one) => one.doubtful.includes(true)) ? [el("span", {}, el("i", { class: "key-hollow" }), "hollow: too few samples carry it (n_eff) to trust its error bar")] : []));
   const alone = v.alone.flatMap((names, side) => (names.length ? [`Without a counterpart, of ${side ? nameB() : nameA()}: ${names.join(", ")}.`] : []));
   const found = state.a === state.b ? null : moves.get(keyOf(state.a, state.b));

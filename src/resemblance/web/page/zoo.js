@@ -78,7 +78,7 @@ const day = (text) => text.slice(0, 10);
 function meter(score, error, high, kernel) {
   const share = (x) => `${100 * Math.min(Math.max(x, 0), 1)}%`;
   return el("span", { class: "bar-cell" },
-    el("span", { class: `rule s-${kernel}` }, known(score) ? el("i", { style: `width:${share(score)}` }) : null, known(high) ? el("b", { style: `left:${share(high)}`, title: `95 % level of chance ${fixed(high, 2)}` }) : null),
+    el("span", { class: `rule s-${kernel}` }, known(score) ? el("i", { style: `width:${share(score)}` }) : null, known(high) ? el("b", { style: `left:${share(high)}`, title: `95 % chance level ${fixed(high, 2)}` }) : null),
     known(score) ? likeness(score, error) : "undefined");
 }
 function fill(select, options, value) {
@@ -246,7 +246,7 @@ async function showMap() {
 
 const NOBODY = "No other recording here was made on the same samples in the same way.";
 function drawNearest(target, words, found, own) {
-  words.textContent = `${found.looked_at ? found.words : NOBODY}${leftOut(found)}${found.matches.length ? " Bars have the 95 % level of chance as a mark." : ""}`;
+  words.textContent = `${found.looked_at ? found.words : NOBODY}${leftOut(found)}${found.matches.length ? " Bars have the 95 % chance level as a mark." : ""}`;
   target.hidden = !found.matches.length;
   table(target, ["Network", "Score ± error", "", "Tags"], found.matches.map((m) => [
     linked(m.entry), el("span", { title: m.above_chance ? null : "not above chance" }, meter(m.score, m.stderr, m.chance_high, found.kernel), m.above_chance ? "" : el("small", {}, " not above chance"), m.doubtful ? el("small", { title: "too few samples carry it to trust its error" }, " ⚠") : ""),
