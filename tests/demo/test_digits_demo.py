@@ -47,18 +47,20 @@ def test_the_sentences_hold_the_numbers_measured(told):
     assert len(said) == 4
     reps = {name: rs.load(out / f"{name}.rsm") for name in ("twin-1", "odd-even", "twin-1-pruned")}
     seen = rs.compare(reps["twin-1"], reps["odd-even"], kernel="features").by_layer()[0]
-    assert f"alike to {seen[0]:.2f} at act1" in said[1]
+    assert f"{seen[0]:.2f} at act1" in said[1]
     left = rs.compare(reps["twin-1"], reps["twin-1-pruned"], kernel="gradients").by_layer()[0]
-    assert re.search(rf"gradients at {left.mean():.2f}\b", said[3])
+    assert re.search(rf"gradient CKA at {left.mean():.2f}\b", said[3])
     does = rs.behaviour(reps["twin-1"], reps["twin-1-pruned"])
     share, error = 100 * does.disagreement, 100 * does.disagreement_stderr
-    assert f"another digit for {share:.1f} ± {error:.1f} % of images (KL {does.kl:.2g} ±" in said[3]
+    assert (
+        f"different digit for {share:.1f} ± {error:.1f} % of images (KL {does.kl:.2g} ±" in said[3]
+    )
 
 
 def test_it_ends_in_the_check_that_catches_the_pruned_copy(told, run, monkeypatch):
     out, lines = told
     end = "\n".join(lines).split("\n\n")[1]
-    assert "would have caught the pruned one" in " ".join(end.split())
+    assert "This check stops the pruned copy" in " ".join(end.split())
     typed = [line.strip().rstrip("\\") for line in end.splitlines() if line.startswith("    ")]
     words = shlex.split("".join(typed))
     assert words[:2] == ["resemblance", "check"]

@@ -318,8 +318,8 @@ def test_a_name_cannot_move_the_cursor_in_a_sentence():
 
 def test_a_ring_marks_where_they_part():
     axes = shaken([1.0, 0.5, 0.4], [0.0, 0.02, 0.02]).plot().axes[1]
-    (ring,) = [line for line in axes.lines if line.get_label() == "where they part"]
+    (ring,) = [line for line in axes.lines if line.get_label() == "first divergence"]
     assert (ring.get_xdata().tolist(), ring.get_ydata().tolist()) == ([1], [0.5])
-    assert axes.get_legend().get_texts()[0].get_text() == "where they part"
+    assert axes.get_legend().get_texts()[0].get_text() == "first divergence"
     alike = shaken([1.0, 1.0], [0.0, 0.0]).plot().axes[1]
     assert alike.get_legend() is None

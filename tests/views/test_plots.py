@@ -49,9 +49,9 @@ def test_maps_stand_side_by_side_with_rings_over_the_predictions():
     titles = [axes.get_title() for axes in figure.axes]
     assert titles[:4] == [
         "features, against the last; rings: settled",
-        "features, against the first; rings: where they part",
+        "features, against the first; rings: first divergence",
         "gradients, against the last; rings: settled",
-        "gradients, against the first; rings: where they part",
+        "gradients, against the first; rings: first divergence",
     ]
     rings = [axes.lines[0].get_xydata().tolist() for axes in figure.axes[:4]]
     assert rings[0] == [[0, 0]]  # checkpoint, layer
@@ -75,4 +75,4 @@ def test_a_map_of_each_kernel_and_both_curves():
         assert np.array_equal(axes.images[0].get_array(), one.scores)
         assert axes.get_title("left") == one.heading
     legend = [text.get_text() for text in curves.get_legend().get_texts()]
-    assert sorted(legend) == ["features", "gradients", "where they part"]
+    assert sorted(legend) == ["features", "gradients", "first divergence"]

@@ -2,7 +2,7 @@
 
 The networks of `digit_networks` are trained, recorded, compared, and written up in a folder with
 the commands that reproduce each step. Every sentence printed at the end is computed from
-measurements. The last one is the verdict of the `check` that would have caught the worst copy.
+measurements. The last one is the verdict of the `check` that stops the worst copy.
 
 The figure of the copies shows how similar each is to the original: on the left the mean over
 layers of features and of gradients, on the right the share of images that it classifies
@@ -150,12 +150,11 @@ def run(out: Path, *, say: Callable[[str], None]) -> None:
     for sentence in findings:
         say_wrapped(say, sentence, "• ")
     say("")
-    caught = "would have caught" if verdict.status == "failed" else "does not catch"
+    stops = "stops" if verdict.status == "failed" else "does not stop"
     say_wrapped(
         say,
-        "A check that allows a copy another prediction for 2 % of images, and asks of its "
-        f"gradients to be alike to 0.8 at every layer, {caught} the pruned one. In the demo's "
-        "folder:",
+        f"This check {stops} the pruned copy. It allows 2 % of predictions to differ, and "
+        "requires a gradient CKA of 0.8 at every layer. In the demo's folder:",
     )
     for line in CHECK_COMMAND.splitlines():
         say(f"    {line}")
@@ -200,14 +199,14 @@ def _nearest_finding(reps: RepsByName, out: Path) -> str:
     far, *_, near = sorted(others, key=lambda i: alike.scores[0, i])
     close, distant = (f"{alike.scores[0, i]:.2f} ± {alike.stderr[0, i]:.2f}" for i in (near, far))
     return (
-        f"Of the networks trained apart from it, twin-1 is most like {alike.models[near]} "
-        f"({close}, product of features and gradients) and least like {alike.models[far]} "
+        f"Of the independently trained networks, {alike.models[near]} is most similar to twin-1 "
+        f"({close}, product of features and gradients) and {alike.models[far]} least "
         f"({distant})."
     )
 
 
 def _other_task_finding(reps: RepsByName, out: Path) -> str:
-    """Where another task sets a network further apart than another seed does."""
+    """Where a different task changes a network more than a different seed does."""
     twin, other = (
         compare(reps["twin-1"], reps[name], kernel="features") for name in ("twin-2", "odd-even")
     )
@@ -221,10 +220,10 @@ def _other_task_finding(reps: RepsByName, out: Path) -> str:
         for name in ("odd-even", "twin-2")
     )
     return (
-        f"Another task sets odd-even apart from twin-1 most of all at {here}: what they see is "
-        f"alike to {alike[0]:.2f} at {first} but to {alike[at]:.2f} ± {error[at]:.2f} at {here}, "
-        f"where twins keep {same[at]:.2f}; what they want (gradients) is alike to {aims:.2f}, "
-        f"for twins {twins_aims:.2f}."
+        f"A different task changes {here} most: feature CKA of twin-1 and odd-even is "
+        f"{alike[0]:.2f} at {first} and {alike[at]:.2f} ± {error[at]:.2f} at {here} (twins: "
+        f"{same[at]:.2f}). Their loss gradients hardly agree: CKA {aims:.2f} (twins: "
+        f"{twins_aims:.2f})."
     )
 
 
@@ -238,13 +237,13 @@ def _copies_finding(nets: Sequence[Network], reps: RepsByName, out: Path) -> str
     seen, wanted = beside.features[pruned], beside.gradients[pruned]
     right = {net.name: net.accuracy for net in nets}
     lost = 100 * (right["twin-1"] - right["twin-1-pruned"])
-    hidden = ": gradients see the damage that features hide" if wanted < seen else ""
+    hidden = ": gradients show the damage that features hide" if wanted < seen else ""
     return (
-        f"Removing half of twin-1's weights leaves features at {seen:.2f} and gradients at "
-        f"{wanted:.2f} of the original. The copy predicts a different digit for "
+        f"Pruning half of twin-1's weights leaves feature CKA at {seen:.2f} and gradient CKA at "
+        f"{wanted:.2f}. The copy predicts a different digit for "
         f"{_prediction_change(beside, pruned)}, and loses {lost:.1f} points of accuracy{hidden}. "
-        f"Rounding to 8 bits leaves gradients at {beside.gradients[rounded]:.2f}, and it predicts "
-        f"another digit for {_prediction_change(beside, rounded)}."
+        f"Rounding to 8 bits leaves gradient CKA at {beside.gradients[rounded]:.2f}, with a "
+        f"different digit for {_prediction_change(beside, rounded)}."
     )
 
 
@@ -266,4 +265,4 @@ def _adaptation_finding(own: Representation, elsewhere: RepsByName, out: Path) -
     }
     most = max(last, key=lambda name: last[name][0])
     listed = ", ".join(f"{norm:.2f} ± {e:.2f} on {name} digits" for name, (norm, e) in last.items())
-    return f"twin-1 must adapt most to {most} digits: ‖μ‖ at its last layer is {listed}."
+    return f"twin-1 has to adapt most to {most} digits: ‖μ‖ at its last layer is {listed}."

@@ -92,7 +92,7 @@ def _trajectory_map(
         found = enumerate(of.partings(course), 1)
         rings = [(at, x.position) for at, x in found if x.position is not None]
         title = f"{course.kernel}, against the first"
-        title += "; rings: where they part" if rings else ""
+        title += "; rings: first divergence" if rings else ""
     axes.plot(*np.array(rings).reshape(-1, 2).T, "o", ms=20, mfc="none", mec="C3", mew=1.5)
     axes.set_title(title, fontsize=9)
     return image
@@ -183,7 +183,7 @@ def plot_copies(of: Copies) -> Figure:
         shares.plot(max(share, _MIN_SHARE), place, "o", color=_RED, clip_on=False)
         shares.text(ends[1] * 1.35, place, f"{100 * share:.1f} %" if share else "none", va="center")
     scores.set_yticks(range(len(rows)), [escape_label(of.name[row]) for row in rows])
-    scores.set(xlim=(0, 1.02), xlabel=f"alike to {escape_label(of.base)}, mean over layers")
+    scores.set(xlim=(0, 1.02), xlabel=f"CKA with {escape_label(of.base)}, mean over layers")
     for axes in (scores, shares):
         axes.spines[["top", "right"]].set_visible(False)
     scores.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
@@ -340,7 +340,7 @@ def draw_curve(
         axes.fill_between(x, chance[0], chance[1], color="0.8", lw=0, label="chance (mean to 95 %)")
     if mark is not None:
         ring = axes.plot([mark], [values[mark]], "o", ms=11, mfc="none", mec="C3")
-        ring[0].set_label("where they part")
+        ring[0].set_label("first divergence")
     _set_tick_names(axes.xaxis, names, _MAX_CURVE_NAMES, rotation=90)
     axes.grid(axis="y", color="0.9", lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
