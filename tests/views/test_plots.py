@@ -75,4 +75,4 @@ def test_a_map_of_each_kernel_and_both_curves():
         assert np.array_equal(axes.images[0].get_array(), one.scores)
         assert axes.get_title("left") == one.heading
     legend = [text.get_text() for text in curves.get_legend().get_texts()]
-    assert sorted(legend) == ["features", "gradients", "first divergence"]
+    assert sorted(legend) == ["features", "first divergence", "gradients"]
