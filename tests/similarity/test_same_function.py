@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import resemblance as rs
 from digit_copies import recorded, rounded, trained, unseen
 from resemblance.cli.compare_table import comparison_table
 from resemblance.errors import ResemblanceWarning
-from resemblance.similarity.same_function import rounding_tolerance
+from resemblance.similarity.same_function import recognise, rounding_tolerance
 
 HIDDEN = ("2", "4")  # activations between the layers that are changed
 CHAIN = (1, 3, 5)
@@ -261,3 +262,16 @@ def test_the_table_names_the_basis_and_leaves_out_its_decibels(images):
     assert found.same_function.basis == ("rescaled", "rescaled", "unchanged")
     assert [line.split()[-3:-1] for line in lines[2:4]] == [["–", "–"]] * 2
     assert "–" not in lines[4]
+
+
+def test_an_estimate_of_kl_must_be_zero_beyond_its_noise(images):
+    """Beyond 1,024 classes KL is estimated, and a noisy estimate may lie at or below zero."""
+    a, b = (rs.record(net, images, buckets=0) for net in (trained(), permuted(trained())))
+    found = rs.compare(a, b)
+    assert found.same_function is not None
+    for noise, recognised in ((0.0, True), (1e-3, False)):
+        estimate = replace(found.behaviour, kl=-1e-5, kl_stderr=noise, js_upper=0.0)
+        same = recognise(
+            a, b, found.features, found.gradients, found.coordinates, estimate, found.features.best
+        )
+        assert (same is not None) == recognised
