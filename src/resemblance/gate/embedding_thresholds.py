@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..representation.embeddings import MAX_EMBEDDINGS
@@ -21,6 +20,7 @@ from ..representation.representation import Representation
 from ..similarity.neighbours import (
     NeighbourLists,
     comparable_embeddings,
+    distinct_samples,
     sample_cosines,
     share_basis,
 )
@@ -49,7 +49,10 @@ class EmbeddingThresholds:
         """The mean overlap of nearest neighbours: betting bounds over queries, given the pool."""
         lists, missing = self._lists, 1 - self._lists.overlap
         if len(missing) < 2:
-            return Measurement(reason="a single query has no chance level; record more samples")
+            return Measurement(
+                reason=f"only {len(self._vectors[0])} samples have different embeddings, and a "
+                "single query has no chance level; record more samples"
+            )
         bounds = mean_bounds(missing, 1.0)
         found = Measurement(Bounds(1 - bounds.value, 1 - bounds.high, 1 - bounds.low))
         by_chance, p_value = self._by_chance
@@ -106,11 +109,11 @@ class EmbeddingThresholds:
     @functools.cached_property
     def _vectors(self) -> tuple[Tensor, Tensor]:  # (rows, d) each
         one, two = (x.vectors for x in comparable_embeddings(self.base, self.copy))
-        if 2 * (distinct := len(torch.unique(one, dim=0))) < len(one):
-            self.notes.append(
-                make_note("repeated-samples", distinct=distinct, samples=len(one), unit="samples")
-            )
-        return one, two
+        kept = distinct_samples(one, two)
+        if repeated := len(one) - len(kept[0]):
+            note = make_note("repeated-left-out", repeated=repeated, samples=len(one))
+            self.notes.append(note)
+        return kept
 
     @functools.cached_property
     def _lists(self) -> NeighbourLists:
