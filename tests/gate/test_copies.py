@@ -76,12 +76,15 @@ def test_each_copy_gets_a_verdict_where_thresholds_are_given(
     assert set(expected) > {"failed"}
 
 
-def test_what_cannot_be_answered(base: rs.Representation) -> None:
+def test_what_cannot_be_answered(base: rs.Representation, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no copy is given"):
         rs.copies(base, [])
     other = rs.record(network(), X[:300], name="fewer")
-    with pytest.raises(MismatchError):
+    with pytest.raises(MismatchError, match="'fewer' was recorded on samples other than"):
         rs.copies(base, [other])
+    path = other.save(tmp_path / "fewer.rsm")
+    with pytest.raises(MismatchError, match=rf"{path} was recorded on samples other than"):
+        rs.copies(base, [path])
 
 
 def test_the_figure_has_the_nearest_by_gradients_on_top(

@@ -14,6 +14,7 @@ from ..similarity.agreement import Behaviour
 from ..similarity.compare import compare
 from ..similarity.comparison import FullComparison
 from ..similarity.neighbours import EmbeddingBehaviour
+from ..similarity.pairing import same_samples
 from ..similarity.results import Plotted, Result, count_samples
 from .check import check
 
@@ -132,6 +133,12 @@ def copies(
     rows = []
     for other in others:
         copy = as_representation(other)
+        if not same_samples(base, copy):
+            which = repr(copy.name) if other is copy else str(other)
+            raise MismatchError(
+                f"{which} was recorded on samples other than those of {base.name!r}; leave it out, "
+                "or record it on the same samples"
+            )
         compared = compare(base, copy)
         assert isinstance(compared, FullComparison)
         row = {"name": copy.name, **_numbers(compared)}
