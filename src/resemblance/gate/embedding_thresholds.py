@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..representation.embeddings import MAX_EMBEDDINGS
@@ -21,7 +22,6 @@ from ..representation.representation import Representation
 from ..similarity.neighbours import (
     NeighbourLists,
     comparable_embeddings,
-    distinct_samples,
     sample_cosines,
     share_basis,
 )
@@ -30,6 +30,7 @@ from .thresholds import Threshold, format_near_one
 
 _PERMUTATIONS = 199  # so that the least p-value is 0.005
 _CHANCE_QUANTILE = 0.96  # a pass lies above it, so by a permutation test p is below 5 %
+_MAX_REPEATED = 0.01  # share of samples that repeat others
 _SAME_FUNCTION = 0.5  # overlap from which embeddings in another basis are not called damaged
 
 
@@ -49,10 +50,7 @@ class EmbeddingThresholds:
         """The mean overlap of nearest neighbours: betting bounds over queries, given the pool."""
         lists, missing = self._lists, 1 - self._lists.overlap
         if len(missing) < 2:
-            return Measurement(
-                reason=f"only {len(self._vectors[0])} samples have different embeddings, and a "
-                "single query has no chance level; record more samples"
-            )
+            return Measurement(reason="a single query has no chance level; record more samples")
         bounds = mean_bounds(missing, 1.0)
         found = Measurement(Bounds(1 - bounds.value, 1 - bounds.high, 1 - bounds.low))
         by_chance = self._by_chance
@@ -66,6 +64,11 @@ class EmbeddingThresholds:
             found.withhold(
                 "the limit is not above chance: unrelated embeddings with these neighbours share "
                 f"up to {format_near_one(high)}; choose a limit above that"
+            )
+        elif repeated := self._repeated:
+            found.withhold(
+                f"{repeated:,} of {len(self._vectors[0]):,} samples repeat others, whose nearest "
+                "neighbours are their repetitions by any network; record each sample once"
             )
         decides = mean_decides(missing, 1.0, 1 - threshold.limit)
         found.plan(threshold, decides, len(missing))
@@ -104,11 +107,18 @@ class EmbeddingThresholds:
     @functools.cached_property
     def _vectors(self) -> tuple[Tensor, Tensor]:  # (rows, d) each
         one, two = (x.vectors for x in comparable_embeddings(self.base, self.copy))
-        kept = distinct_samples(one, two)
-        if repeated := len(one) - len(kept[0]):
-            note = make_note("repeated-left-out", repeated=repeated, samples=len(one))
-            self.notes.append(note)
-        return kept
+        if 2 * (distinct := _count_distinct(one, two)) < len(one):
+            self.notes.append(
+                make_note("repeated-samples", distinct=distinct, samples=len(one), unit="samples")
+            )
+        return one, two
+
+    @functools.cached_property
+    def _repeated(self) -> int:
+        """The number of samples that repeat others; 0 where so few do that it makes no odds."""
+        one, two = self._vectors
+        repeated = len(one) - _count_distinct(one, two)
+        return repeated if repeated > _MAX_REPEATED * len(one) else 0
 
     @functools.cached_property
     def _lists(self) -> NeighbourLists:
@@ -121,6 +131,11 @@ class EmbeddingThresholds:
         at = np.arange(len(paired))
         orders = (generator.permutation(len(paired)) for _ in range(_PERMUTATIONS))
         return np.array([paired[at, order].mean() for order in orders])
+
+
+def _count_distinct(one: Tensor, two: Tensor) -> int:
+    """Different samples: two that both networks embed alike are one, repeated."""
+    return len(torch.unique(torch.cat([one, two], 1), dim=0))
 
 
 def _within_file(found: Measurement) -> Measurement:

@@ -57,7 +57,6 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
         "only {distinct:,} of {samples:,} {unit} have different outputs; bounds assume independent "
         "{unit}, and repeated ones make them too narrow"
     ),
-    "repeated-left-out": "{repeated:,} of {samples:,} samples repeat others and are left out",
     "unpaired": (
         "the two recordings used different samples, which are paired by position only, so these "
         "scores have little meaning. Record both networks on the same samples (no labels needed)"

@@ -221,19 +221,6 @@ def sample_cosines(one: Tensor, two: Tensor) -> np.ndarray:  # (rows,)
     return torch.where(neither, 1.0, cosine).numpy()
 
 
-def distinct_samples(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
-    """The embeddings of two networks without repeated samples; of two samples at least.
-
-    The nearest neighbours of a repeated sample are its repetitions, by any two networks. A sample
-    repeats another if both networks embed the two alike; where one network does, it has collapsed.
-    """
-    both = torch.cat([one, two], 1)
-    _, group = torch.unique(both, dim=0, return_inverse=True)
-    first = np.unique(group.numpy(), return_index=True)[1]
-    kept = torch.from_numpy(np.sort(first)) if len(first) > 1 else torch.arange(min(2, len(one)))
-    return one[kept], two[kept]
-
-
 def share_basis(one: Tensor, two: Tensor) -> bool:
     """Whether unit i of one network corresponds to unit i of the other, for all i.
 
@@ -254,7 +241,7 @@ def share_basis(one: Tensor, two: Tensor) -> bool:
 
 def embedding_behaviour(a: Representation, b: Representation) -> EmbeddingBehaviour:
     """How differently two networks embed the samples that both were recorded on."""
-    one, two = distinct_samples(*(x.vectors for x in comparable_embeddings(a, b)))
+    one, two = (x.vectors for x in comparable_embeddings(a, b))
     lists, numbers = NeighbourLists(one, two), dict[str, Any]()
     values = {"neighbours": lists.overlap, "rank_correlation": lists.correlation}
     cosines = sample_cosines(one, two) if share_basis(one, two) else None
