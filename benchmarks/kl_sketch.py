@@ -39,7 +39,7 @@ import resemblance as rs
 from resemblance._ops.class_sketch import row_keys
 from resemblance.recording import output_summary
 from resemblance.representation.outputs import CLASS_GROUPS, Outputs, class_groups
-from resemblance.similarity.output_divergences import row_divergences
+from resemblance.similarity.agreement import row_divergences
 
 LIMIT = 0.05  # nats, of `check`
 

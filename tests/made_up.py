@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import resemblance as rs
-from resemblance.similarity.agreement import BehaviourMatrix
+from resemblance.similarity.agreement_matrix import BehaviourMatrix
 from resemblance.similarity.comparison import KernelComparison
 from resemblance.similarity.trajectory import KernelTrajectory, Trajectory
 

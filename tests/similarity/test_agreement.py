@@ -16,8 +16,7 @@ import resemblance as rs
 from resemblance._utils.hashing import seeded_permutation
 from resemblance.errors import MismatchError
 from resemblance.representation.outputs import Outputs
-from resemblance.similarity.agreement import Behaviour
-from resemblance.similarity.output_divergences import row_divergences
+from resemblance.similarity.agreement import Behaviour, row_divergences
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(300, 6, generator=G)

@@ -12,8 +12,8 @@ import networks
 import resemblance as rs
 from resemblance.errors import FormatError
 from resemblance.representation.outputs import Outputs
-from resemblance.similarity import agreement as many
-from resemblance.similarity.agreement import BehaviourMatrix, behaviour_matrix
+from resemblance.similarity import agreement_matrix as many
+from resemblance.similarity.agreement_matrix import BehaviourMatrix, behaviour_matrix
 
 X = torch.randn(230, 6, generator=torch.Generator().manual_seed(0))
 NUMBERS = ("disagreement", "js")

@@ -12,7 +12,7 @@ from scipy.spatial.distance import squareform
 
 from resemblance.errors import FormatError
 from resemblance.similarity import comparison_matrix
-from resemblance.similarity.agreement import BehaviourMatrix
+from resemblance.similarity.agreement_matrix import BehaviourMatrix
 from resemblance.similarity.comparison_matrix import ComparisonMatrix
 
 

@@ -18,6 +18,7 @@ from .._data.batches import attention_mask, num_samples, real_token_mask
 from .._models.layer_outputs import floating_tensors
 from .._models.logits import LogitsReader
 from ..errors import LayerError, MismatchError
+from ..similarity.agreement import js_of_rows, kl_of_rows
 
 Measure = Literal["kl", "js", "disagreement", "distance"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
@@ -65,9 +66,6 @@ class OutputComparison:
 def divergence_of_rows(a: Tensor, b: Tensor, measure: Measure, independent: bool) -> Tensor:
     """The measure of each row of logits (rows, classes), or of outputs for `"distance"`.
 
-    KL is summed as p log(p / q) − p + q, where each term is positive, so that divergences near the
-    round-off of logits keep their digits.
-
     Args:
         a: outputs of the base.
         b: outputs of the network that is compared with it.
@@ -86,16 +84,7 @@ def divergence_of_rows(a: Tensor, b: Tensor, measure: Measure, independent: bool
         log_p, log_q = (F.logsigmoid(torch.cat([x, -x], -1)) for x in (a, b))
     else:
         log_p, log_q = (F.log_softmax(x, -1) for x in (a, b))
-    if measure == "kl":
-        return _kl(log_p, log_q)
-    log_m = torch.logaddexp(log_p, log_q) - np.log(2)
-    return (_kl(log_p, log_m) + _kl(log_q, log_m)) / 2
-
-
-def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:  # (rows, classes) -> (rows,)
-    ratio = log_p - log_q
-    each = log_p.exp() * (ratio + torch.expm1(-ratio))
-    return torch.where(log_p.isneginf(), log_q.exp(), each).sum(-1)
+    return (kl_of_rows if measure == "kl" else js_of_rows)(log_p, log_q)
 
 
 def mean_of_predictions(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]:

@@ -19,8 +19,12 @@ from ..errors import DataError
 from ..representation.notes import Note, make_note
 from ..representation.outputs import Outputs
 from ..representation.representation import Representation
-from ..similarity.agreement import comparable_outputs, unit_rows
-from ..similarity.output_divergences import Divergences, row_divergences
+from ..similarity.agreement import (
+    Divergences,
+    comparable_outputs,
+    row_divergences,
+    unit_rows,
+)
 from .bounds import (
     ERROR_RATE,
     Bounds,

@@ -1,37 +1,42 @@
-"""Agreement of predictions: disagreement, kappa, KL and JS of two networks, and of all pairs.
+"""Agreement of predictions of two networks: disagreement, kappa, KL and JS (`Behaviour`).
 
 Predictions are compared sample by sample, so both networks must have the same classes and must have
-been recorded on the same samples. Up to 1,024 classes everything is exact. Beyond, KL is an
-unbiased estimate, and JS is known between two bounds (`output_divergences`). Multi-label networks
-disagree on a sample if any label differs, and their divergences are exact sums over labels.
+been recorded on the same samples. Multi-label networks disagree on a sample if any label differs,
+and their divergences are exact sums over labels. `agreement_matrix` compares all pairs of many.
 
-`behaviour` compares two networks, `behaviour_matrix` all pairs of many, where single-label and
-multi-label networks are compared among their own kind. Of many, disagreement costs almost nothing;
-the divergence reads every probability of every pair, so it is skipped, with the reason, where it
-would take more than about ten seconds.
+Up to 1,024 classes, and for independent labels, divergences are exact. Beyond, KL is estimated
+without bias in both directions: exactly at the classes T that both files list, and from sketches
+over classes at the others,
+
+    KL(p‖q) ≈ Σ_T p (log p − log q) + ⟨S p, S (d − d̄)⟩ + d̄ Σ p,   d = log p − log q,
+
+with the last two terms over the classes outside of T and d̄ the mean of d over all classes. The
+variance is about ‖p‖² ‖d − d̄‖² / 512 over these classes, which is small for copies, and errors of
+different rows are independent. A single row's estimate may be negative. JS is bounded from below by
+the divergence of the finest partition of the classes that both files know. So is KL where a file
+has no sketches.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from .._ops.class_sketch import CLASS_BUCKETS, class_places
 from .._utils.formatting import printable
 from ..errors import MismatchError
-from ..representation.outputs import CLASS_GROUPS, TOP_CLASSES, Outputs
+from ..representation.outputs import MIN_LOG_P, Outputs, class_groups
 from ..representation.representation import Representation, RepresentationLike, as_representation
 from ..representation.schema import (
     COUNT,
     ONE,
     REAL,
-    TABLE,
     TEXT,
     YES_NO,
     list_of,
@@ -40,12 +45,11 @@ from ..representation.schema import (
 )
 from . import jackknife
 from .neighbours import EmbeddingBehaviour, embedding_behaviour, embeddings_obstacle
-from .output_divergences import Known, log_probabilities, row_divergences
 from .pairing import blocks_obstacle, incomplete_message
-from .results import Content, Shape, StoredResult, count_samples, join_names
+from .results import StoredResult, count_samples
 
+Known = Literal["exact", "estimated", "bounded"]
 _MAX_PARTS = 100  # of samples, or of sequences, left out in turn
-
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
 _MEASURES = ("disagreement", "js", "kl", "kl_reverse", "agreement_beyond_chance", "shared_errors")
 _MEANS = 4  # of these that are means over rows
@@ -385,199 +389,164 @@ def _percent(share: float) -> str:
     return f"{100 * share:.{2 if share < 0.995 else 3}g} %"  # not 1e+02
 
 
-# -- all pairs of many networks ------------------------------------------------------------------
+# -- divergences of rows --
 
-_MAX_COST = 10**9  # probabilities to be read for js, about ten seconds
-_PARTITION_COST = 4  # times as long to read
-_AT_ONCE = 2**22  # probabilities in memory
-_TABLES = ("disagreement", "disagreement_stderr", "js", "js_stderr")
+_ROWS_AT_ONCE = 1024  # compared at a time
+_MIN_REMAINDER = 1e-9  # of a probability that is left over, below which it is round-off
 
 
-@dataclass(frozen=True, eq=False)
-class BehaviourMatrix(Content):
-    """How differently networks predict, pair by pair; NaN for pairs that cannot be compared.
+class Divergences(NamedTuple):
+    """Divergences of each row in nats, summed over independent labels.
 
-    Numbers are those of `behaviour`, and so are their standard errors.
+    `exact`: all are. `estimated`: KL has no bias and `noise`, JS is a lower bound. `bounded`: all
+    are lower bounds.
     """
 
-    models: tuple[str, ...]
-    classes: tuple[int | None, ...]  # or labels, of each model; None: its outputs are not known
-    samples: int  # or tokens
-    sequences: int | None  # where samples are tokens
-    disagreement: np.ndarray  # (models, models) share of samples whose likeliest classes differ
-    disagreement_stderr: np.ndarray
-    js: np.ndarray  # Jensen-Shannon divergence in nats, mean over samples
-    js_stderr: np.ndarray
-    lower_bounds: bool  # js of more than 1,024 classes lies below the true one
-    js_missing: str | None = None  # why js was not computed
-    multi_label: tuple[bool, ...] = ()  # of each model; empty if none is
-
-    _rules: ClassVar = {
-        "models": list_of(TEXT, 2),
-        "classes": list_of(or_null(ONE)),
-        "samples": COUNT,
-        "sequences": or_null(COUNT),
-        **dict.fromkeys(_TABLES, TABLE),
-        "lower_bounds": YES_NO,
-        "js_missing": or_null(TEXT),
-        "multi_label": optional(list_of(YES_NO)),
-    }
-
-    def why_not(self, i: int, j: int) -> str | None:
-        """Why the predictions of two networks cannot be compared, or None if they can."""
-        one, two = self._predicts(i), self._predicts(j)
-        if one is None or two is None:
-            return f"{self.models[i if one is None else j]!r} has none of its outputs"
-        if one == two:
-            return None
-        if one.split()[1] == two.split()[1]:
-            one = one.split()[0]  # "5 and 7 classes"
-        return f"they have {one} and {two}"
-
-    def _predicts(self, at: int) -> str | None:
-        """How many classes or labels a network predicts, in words; None if that is not known."""
-        number = self.classes[at]
-        what = "labels" if self.multi_label and self.multi_label[at] else "classes"
-        return None if number is None else f"{number:,} {what}"
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """What keeps predictions from being compared, in sentences; empty if all were."""
-        out = []
-        by_kind: dict[str | None, list[str]] = {}
-        for at, name in enumerate(self.models):
-            by_kind.setdefault(self._predicts(at), []).append(name)
-        if without := by_kind.pop(None, []):
-            out.append(
-                f"No predictions are known of {join_names(without)}: outputs are "
-                "stored where a sample has one prediction, and not in files from before they were "
-                "stored. Record those networks again; embeddings are compared by `behaviour`, two "
-                "networks at a time."
-            )
-        if len(by_kind) > 1:
-            kinds = (f"{kind} ({join_names(names)})" for kind, names in by_kind.items())
-            out.append(
-                f"Predictions are compared among networks of as many classes: {'; '.join(kinds)}."
-            )
-        if self.js_missing is not None:
-            out.append(self.js_missing)
-        return tuple(out)
-
-    @classmethod
-    def _shapes(cls, content: Mapping[str, Any]) -> Mapping[str, Shape]:
-        number, kinds = len(content["models"]), content.get("multi_label") or ()
-        if len(content["classes"]) != number or len(kinds) not in (0, number):
-            raise ValueError(f"classes must be of {number} models")
-        return dict.fromkeys(_TABLES, (number, number))
+    kl: Tensor  # (rows,) KL(one‖two)
+    reverse: Tensor  # (rows,) KL(two‖one)
+    js: Tensor  # (rows,)
+    noise: Tensor  # (2, rows) standard errors of `kl` and `reverse` of each row: the sketch's
+    known: Known
 
 
-def check_models(content: Mapping[str, Any]) -> None:
-    """Raise a ValueError if the `behaviour` in a file is that of other models."""
-    if (content["behaviour"] or content).get("models") != content["models"]:
-        raise ValueError("behaviour must be of the same models")
+def row_divergences(one: Outputs, two: Outputs, *, estimate: bool = True) -> Divergences:
+    """KL in both directions and JS of each row.
 
+    Args:
+        one: the outputs of the first network.
+        two: the outputs of the second network on the same rows.
+        estimate: whether to estimate KL from sketches, where files have them. Rows of different
+            samples have no sketch in common, only bounds.
 
-def behaviour_matrix(reps: Sequence[Representation]) -> BehaviourMatrix:
-    """What networks that were recorded on the same samples predict, every one against the others.
-
-    Cost: R² · samples comparisons for disagreement, and as many times classes for js, which is left
-    out where that exceeds 10⁹, or a quarter of it for probabilities of groups of classes.
+    Returns:
+        The divergences, and how they are known.
     """
-    number, part = len(reps), jackknife_parts(reps[0])
-    known = [rep.predictions for rep in reps]
-    groups: dict[tuple[int, bool], dict[int, Outputs]] = {}  # networks of one kind, by position
-    for i, x in enumerate(known):
-        if x is not None:
-            groups.setdefault((x.classes, x.multi_label), {})[i] = x
-    tables = {key: np.full((number, number), np.nan) for key in _TABLES}
-    cost = sum(_js_cost(list(group.values())) for group in groups.values())
-    js_missing = None
-    if cost > _MAX_COST:
-        js_missing = (
-            f"The divergence of predictions was left out: {cost:.1g} probabilities would be read "
-            f"for it, more than {_MAX_COST:.0g}; `behaviour` has it for any two."
-        )
-    exact = True
-    for group in groups.values():
-        at, outputs = np.ix_([*group], [*group]), list(group.values())
-        tables["disagreement"][at], tables["disagreement_stderr"][at] = _disagreement_matrix(
-            outputs, part
-        )
-        if js_missing is None:
-            tables["js"][at], tables["js_stderr"][at] = _js_matrix(outputs, part)
-            exact &= len(group) < 2 or all(x.top is None for x in outputs)
-    tokens = reps[0].settings.tokens_of_each
-    multi_label = tuple(x is not None and x.multi_label for x in known)
-    return BehaviourMatrix(
-        models=tuple(rep.name for rep in reps),
-        classes=tuple(None if x is None else x.classes for x in known),
-        samples=len(part),
-        sequences=None if tokens is None else len(part) // tokens,
-        lower_bounds=not exact,
-        js_missing=js_missing,
-        multi_label=multi_label if any(multi_label) else (),
-        **tables,
+    exact = one.top is None and two.top is None
+    sketched = estimate and not exact and _same_sketches(one, two)
+    found = []
+    for start in range(0, one.rows, _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        if exact:
+            log_p, log_q = log_probabilities(one, rows), log_probabilities(two, rows)
+        else:
+            log_p, log_q = _shared_partition(one, two, rows)
+        js = js_of_rows(log_p, log_q)
+        if sketched:
+            kl = _estimates(one, two, rows)
+        else:
+            both = kl_of_rows(log_p, log_q), kl_of_rows(log_q, log_p)
+            kl = *(x.clamp_min(0) for x in both), *js.new_zeros(2, len(js))
+        found.append(torch.stack([js.clamp_min(0), *kl]))
+    js, kl, reverse, *noise = torch.cat(found, 1)
+    known: Known = "exact" if exact else "estimated" if sketched else "bounded"
+    return Divergences(kl, reverse, js, torch.stack(noise), known)
+
+
+def log_probabilities(outputs: Outputs, rows: slice) -> Tensor:  # (rows, k) float64
+    """All log-probabilities of some rows: of classes, or of each label and of its absence."""
+    if outputs.label_logits is not None:
+        z = outputs.label_logits[rows].double()
+        return F.logsigmoid(torch.cat([z, -z], 1))
+    assert outputs.every is not None
+    return outputs.every[rows].double()
+
+
+def kl_of_rows(log_p: Tensor, log_q: Tensor) -> Tensor:  # (rows, k) -> (rows,)
+    """Σ p log(p / q) − p + q, which keeps its digits near zero, as each term is positive."""
+    ratio = log_p - log_q
+    each = log_p.exp() * (ratio + torch.expm1(-ratio))
+    return torch.where(log_p.isneginf(), log_q.exp(), each).sum(-1)
+
+
+def js_of_rows(log_p: Tensor, log_q: Tensor) -> Tensor:  # (rows, k) -> (rows,)
+    log_m = torch.logaddexp(log_p, log_q) - np.log(2)
+    return (kl_of_rows(log_p, log_m) + kl_of_rows(log_q, log_m)) / 2
+
+
+def _same_sketches(one: Outputs, two: Outputs) -> bool:
+    """Whether both have sketches, and by the same hash in each row."""
+    key = one.sketch_key
+    return key is not None and two.sketch_key is not None and torch.equal(key, two.sketch_key)
+
+
+def _estimates(one: Outputs, two: Outputs, rows: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """KL in both directions without bias, and the standard error of each, of some rows."""
+    p, q = _Sketched(one, rows), _Sketched(two, rows)
+    p.leave_out(shared := _find_classes(p.ids, q.ids, one.classes))
+    q.leave_out(_find_classes(q.ids, p.ids, one.classes))
+    log_q = q.log_p.gather(1, shared[1])
+    listed = torch.where(shared[0], p.log_p - log_q, 0.0)
+    ratio, shift = p.sketch_log_p - q.sketch_log_p, (p.mean - q.mean)[:, 0]
+    size = ratio.square().sum(1)
+    found, noise = [], []
+    for side, of_listed, sign in ((p, p.log_p, 1), (q, log_q, -1)):
+        inner = (side.sketch_p * ratio).sum(1)
+        found.append(sign * ((of_listed.exp() * listed).sum(1) + inner + shift * side.rest))
+        noise.append((side.sketch_p.square().sum(1) * size + inner.square()) / CLASS_BUCKETS)
+    return found[0], found[1], noise[0].sqrt(), noise[1].sqrt()
+
+
+class _Sketched:
+    """What is known of some rows: listed classes, and sketches of those that are left over."""
+
+    def __init__(self, outputs: Outputs, rows: slice) -> None:
+        ids, log_p = _known_classes(outputs, rows)
+        found = (outputs.sketch_p, outputs.sketch_log_p, outputs.mean_log_p, outputs.sketch_key)
+        sketch_p, sketch_log_p, mean, key = (x[rows] for x in found if x is not None)
+        self.ids, self.log_p = ids, log_p.clamp_min(MIN_LOG_P)
+        self.sketch_p, self.sketch_log_p = sketch_p.double(), sketch_log_p.double()
+        self.mean = mean.double()[:, None]
+        self._buckets, self._signs = class_places(ids, key, outputs.classes)
+        assert outputs.top is not None
+        self._apart = torch.arange(ids.shape[1]) < outputs.top.shape[1]  # from the sketches
+
+    def leave_out(self, shared: tuple[Tensor, Tensor]) -> None:
+        """Make the sketches those of all classes but the shared ones, which have `rest`."""
+        there = shared[0].double()
+        p, weight = self.log_p.exp(), self._signs * (self._apart.double() - there)
+        self.sketch_p.scatter_add_(1, self._buckets, weight * p)
+        self.sketch_log_p.scatter_add_(1, self._buckets, weight * (self.log_p - self.mean))
+        self.rest = (1 - (there * p).sum(1)).clamp_min(0)
+
+
+def _shared_partition(one: Outputs, two: Outputs, rows: slice) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the finest partition that both know: single classes, and groups."""
+    group = class_groups(one.classes)
+    (ids, log_p), (other_ids, log_q) = (_known_classes(x, rows) for x in (one, two))
+    shared, at = _find_classes(ids, other_ids, one.classes)
+    q = torch.where(shared, log_q.gather(1, at), -torch.inf)
+    p = torch.where(shared, log_p, -torch.inf)
+    parts = []
+    for single, outputs in ((p, one), (q, two)):
+        assert outputs.groups is not None
+        taken = torch.zeros(len(ids), outputs.groups.shape[1], dtype=torch.float64)
+        taken.scatter_add_(1, torch.where(shared, group[ids.clamp_min(0)], 0), single.exp())
+        rest = (outputs.groups[rows].double().exp() - taken).clamp_min(_MIN_REMAINDER)
+        parts.append(torch.cat([single, rest.log()], 1))
+    return parts[0], parts[1]
+
+
+def _find_classes(
+    ids: Tensor, others: Tensor, classes: int
+) -> tuple[Tensor, Tensor]:  # (rows, k1) both
+    """Whether each class is among the others of its row, and where."""
+    start = torch.arange(len(ids))[:, None] * (classes + 1) + 1  # -1 stands for no class
+    sorted_, order = (others + start).sort(1)
+    at = torch.searchsorted(sorted_, (ids + start).contiguous()).clamp_max(others.shape[1] - 1)
+    found = (sorted_.gather(1, at) == ids + start) & (ids >= 0)
+    return found, order.gather(1, at)
+
+
+def _known_classes(outputs: Outputs, rows: slice) -> tuple[Tensor, Tensor]:  # (rows, k), (rows, k)
+    """Classes whose probability is known, each once (-1 for none), and its logarithm."""
+    assert outputs.top is not None
+    assert outputs.top_log_p is not None
+    ids, log_p = outputs.top[rows], outputs.top_log_p[rows].double()
+    if outputs.others is None or outputs.others_log_p is None:
+        return ids, log_p
+    more, of_more = outputs.others[rows], outputs.others_log_p[rows].double()
+    again, _ = _find_classes(more, ids, outputs.classes)
+    return (
+        torch.cat([ids, torch.where(again, -1, more)], 1),
+        torch.cat([log_p, torch.where(again, -torch.inf, of_more)], 1),
     )
-
-
-def _js_cost(outputs: Sequence[Outputs]) -> int:
-    """How many probabilities js reads, or so many as would take as long."""
-    first, each = outputs[0], _PARTITION_COST * (2 * TOP_CLASSES + CLASS_GROUPS)
-    if first.top is None:
-        each = first.classes * (2 if first.multi_label else 1)
-    return math.comb(len(outputs), 2) * first.rows * each
-
-
-def _disagreement_matrix(outputs: Sequence[Outputs], part: Tensor) -> np.ndarray:
-    """The share of rows predicted differently and its standard error, of all pairs."""
-    order = part.argsort(stable=True)
-    ids = torch.stack([x.prediction[order] for x in outputs])
-    if outputs[0].multi_label:  # ids of sets of labels, which take 64 bits
-        ids = torch.unique(ids, return_inverse=True)[1]
-    predicted = ids.to(torch.int32).numpy()
-    starts = np.searchsorted(part[order].numpy(), np.arange(int(part.max()) + 1))
-    sums = (
-        torch.from_numpy(np.add.reduceat(predicted[i:] != mine, starts, axis=1, dtype=np.float64))
-        for i, mine in enumerate(predicted)
-    )
-    return _means_with_errors(sums, part, len(outputs))
-
-
-def _js_matrix(outputs: Sequence[Outputs], part: Tensor) -> np.ndarray:
-    """The mean Jensen-Shannon divergence and its standard error, of all pairs."""
-    number = len(outputs)
-    total = torch.zeros(number, number, int(part.max()) + 1, dtype=torch.float64)
-    if all(x.top is None for x in outputs):
-        step = max(1, _AT_ONCE // (number * outputs[0].classes))
-        for start in range(0, len(part), step):
-            rows = slice(start, start + step)
-            p = torch.stack([log_probabilities(x, rows).exp() for x in outputs])
-            _add_js(total, p, part[rows])
-    else:
-        for i, j in itertools.combinations(range(number), 2):
-            found = row_divergences(outputs[i], outputs[j], estimate=False)
-            total[i, j].index_add_(0, part, found.js)
-    return _means_with_errors((x[i:] for i, x in enumerate(total)), part, number)
-
-
-def _add_js(total: Tensor, p: Tensor, part: Tensor) -> None:  # (R, R, parts), (R, rows, k), (rows,)
-    """Add the divergences of rows to their parts: the entropy of the mean less that of each."""
-    own = torch.special.entr(p).sum(-1)
-    for i in range(len(p) - 1):
-        both = torch.special.entr((p[i] + p[i + 1 :]) / 2).sum(-1)
-        js = (both - (own[i] + own[i + 1 :]) / 2).clamp_min(0)
-        total[i, i + 1 :].index_add_(1, part, js)
-
-
-def _means_with_errors(sums: Iterable[Tensor], part: Tensor, number: int) -> np.ndarray:
-    """Symmetric matrices (2, R, R) of means over rows and of their jackknife errors over parts.
-
-    Sums come row by row of the matrix, from its diagonal on: over each part, (R - i, parts).
-    """
-    rows, out = part.bincount()[:, None], np.empty((2, number, number))
-    for i, each in enumerate(sums):
-        whole = each.sum(1)
-        rest = (whole - each.T) / (len(part) - rows)  # of a single part nothing: NaN
-        both = torch.stack([whole / len(part), jackknife.jackknife_error(rest)]).numpy()
-        out[:, i, i:] = out[:, i:, i] = both
-    return out

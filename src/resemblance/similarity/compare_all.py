@@ -31,7 +31,7 @@ from . import (
     jackknife,
     kernels,
 )
-from .agreement import behaviour_matrix
+from .agreement_matrix import behaviour_matrix
 from .compare import check_enough_samples
 from .compare_config import CompareConfig, Kernel
 from .comparison import mean_over_layers

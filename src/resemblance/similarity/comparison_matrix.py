@@ -24,7 +24,7 @@ from ..representation.schema import (
     one_of,
     or_null,
 )
-from .agreement import BehaviourMatrix, check_models
+from .agreement_matrix import BehaviourMatrix, check_models
 from .compare_config import KERNELS, Index, Kernel
 from .indices.registry import index_names
 from .notebook import HeatMap

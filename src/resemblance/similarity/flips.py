@@ -24,8 +24,7 @@ from .._utils.formatting import printable
 from ..errors import DataError
 from ..representation.outputs import Outputs
 from ..representation.representation import Representation, RepresentationLike, as_representation
-from .agreement import comparable_outputs, kl_quantiles
-from .output_divergences import row_divergences
+from .agreement import comparable_outputs, kl_quantiles, row_divergences
 from .results import Result, count_samples
 
 NEAR_TIE = 0.1  # between the probabilities of the two classes

@@ -38,7 +38,7 @@ from ..representation.schema import (
     or_null,
 )
 from . import block_estimator, ratio_estimator
-from .agreement import BehaviourMatrix, behaviour_matrix, check_models
+from .agreement_matrix import BehaviourMatrix, behaviour_matrix, check_models
 from .block_estimator import LayerPairing
 from .compare import ratio_supported
 from .compare_all import check_comparable

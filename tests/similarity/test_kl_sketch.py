@@ -19,7 +19,7 @@ from resemblance._utils.hashing import seeded_permutation
 from resemblance.errors import FormatError
 from resemblance.recording import checkpoints
 from resemblance.representation.outputs import Outputs
-from resemblance.similarity.output_divergences import row_divergences
+from resemblance.similarity.agreement import row_divergences
 
 CLASSES = 3000
 
