@@ -21,7 +21,7 @@ import small
 from resemblance._data.load_data import load_digits_data
 from resemblance.demo import digit_networks
 from resemblance.errors import DataError, MismatchError
-from resemblance.similarity.drift import drift_of_copies
+from resemblance.similarity.drift_of_copies import drift_of_copies
 
 LAYERS = ("act1", "act2", "act3", "act4")
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -296,7 +296,7 @@ def test_other_samples_left_out_are_refused():
     bad = small.VECTORS.clone(), small.VECTORS.clone()
     bad[0][3], bad[1][7] = torch.nan, torch.nan
     a, b = (small.record(x, on_bad="skip", data_id="x", blocks=0) for x in bad)
-    with pytest.raises(MismatchError, match="same samples"):
+    with pytest.raises(MismatchError, match="different samples"):
         rs.coordinates(a, b)
     signs = tuple(replace(x, sketch_signs=-x.sketch_signs) for x in a)
     with pytest.raises(MismatchError, match="skipped as not finite"):

@@ -12,7 +12,7 @@ from resemblance._ops.count_sketch import project_columns, row_sketch
 from resemblance._ops.fold import Fold
 from resemblance.representation.layer import Layer, Recorded, Sketch
 from resemblance.representation.representation import Settings
-from resemblance.similarity.drift_sketch import (
+from resemblance.similarity.drift import (
     CentredSketch,
     Measurement,
     layer_drift,

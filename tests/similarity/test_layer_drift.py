@@ -8,7 +8,7 @@ import torch
 
 from resemblance._ops.count_sketch import project_columns, row_sketch
 from resemblance.representation.layer import Sketch
-from resemblance.similarity.drift_sketch import CentredSketch, layer_drift, population_error
+from resemblance.similarity.drift import CentredSketch, layer_drift, population_error
 
 
 def sketch(x: torch.Tensor, seed: int) -> CentredSketch:

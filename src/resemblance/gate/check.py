@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable
 
-from ..errors import MismatchError, warn
+from ..errors import warn
 from ..representation.notes import Note, make_note
 from ..representation.representation import (
     Representation,
@@ -18,7 +18,7 @@ from ..representation.representation import (
     as_representation,
     few_samples_note,
 )
-from ..similarity.pairing import same_samples
+from ..similarity.pairing import check_same_samples
 from .bounds import Measurement
 from .embedding_thresholds import EmbeddingThresholds
 from .layer_thresholds import LayerThresholds
@@ -127,12 +127,7 @@ def check(
     one, two = as_representation(base), as_representation(copy)
     layers = LayerThresholds(one, two, ignore_unmatched=ignore_unmatched)
     outputs, embeddings = OutputThresholds(one, two), EmbeddingThresholds(one, two)
-    if not same_samples(one, two):
-        raise MismatchError(
-            f"expected two recordings of the same samples, found {one.samples:,} in "
-            f"{one.name!r} and {two.samples:,} others in {two.name!r}; record "
-            "both on one set of samples"
-        )
+    check_same_samples(one, two)
     measure: dict[Quantity, Callable[[Threshold], Measurement]] = {
         "disagreement": outputs.disagreement,
         "kappa": outputs.kappa,

@@ -11,6 +11,7 @@ Pearson's bounds over samples.
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -34,17 +35,19 @@ _MAX_REPEATED = 0.01  # share of samples that repeat others
 _SAME_FUNCTION = 0.5  # overlap from which embeddings in another basis are not called damaged
 
 
+@dataclass(eq=False)
 class EmbeddingThresholds:
     """Neighbours and cosines of two recordings' embeddings, with their bounds.
 
-    Args:
+    Attributes:
         base: the recording of the base.
         copy: the recording of the copy, on the same samples.
+        notes: about the samples, once a threshold was judged.
     """
 
-    def __init__(self, base: Representation, copy: Representation) -> None:
-        self.base, self.copy = base, copy
-        self.notes: list[Note] = []  # about the samples, once they are looked at
+    base: Representation
+    copy: Representation
+    notes: list[Note] = field(default_factory=list)
 
     def neighbours(self, threshold: Threshold) -> Measurement:
         """The mean overlap of nearest neighbours: betting bounds over queries, given the pool."""

@@ -20,8 +20,7 @@ from ..similarity.agreement import prediction_behaviour, predictions_obstacle
 from ..similarity.compare import compare_population, same_function
 from ..similarity.compare_config import Kernel
 from ..similarity.comparison import KernelComparison
-from ..similarity.drift import centred_sketch, coordinates, layer_pairs
-from ..similarity.drift_sketch import population_error
+from ..similarity.drift import centred_sketch, coordinates, layer_pairs, population_error
 from ..similarity.jackknife import (
     are_unreliable,
     jackknife_deviations,

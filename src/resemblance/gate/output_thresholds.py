@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -58,17 +59,19 @@ _MSG_ONE_CLASS = (
 )
 
 
+@dataclass(eq=False)
 class OutputThresholds:
     """Disagreement, kappa and divergences of two recordings, with their bounds.
 
-    Args:
+    Attributes:
         base: the recording of the base.
         copy: the recording of the copy, on the same samples.
+        notes: about the samples, once a threshold was judged.
     """
 
-    def __init__(self, base: Representation, copy: Representation) -> None:
-        self.base, self.copy = base, copy
-        self.notes: list[Note] = []  # about the samples, once they are looked at
+    base: Representation
+    copy: Representation
+    notes: list[Note] = field(default_factory=list)
 
     # -- what is judged -------------------------------------------------------------------------
 

@@ -267,7 +267,7 @@ def _compare_kernel(
     """The comparison by one kernel, whose notes are not yet warned of."""
     check_recorded(a, b, kernel)
     if not unpaired and get_index(index).paired:
-        check_same_samples(a, b)
+        check_same_samples(a, b, "pass `unpaired=True`")
     asked = resolve_config(a, b, kernel, index, centre, estimator)
     check_enough_samples(a, asked)
     if permutations:

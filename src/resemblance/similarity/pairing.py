@@ -34,10 +34,8 @@ from ..representation.representation import Representation, settings_difference
 from . import kernels
 from .compare_config import Kernel
 
-_MSG_DIFFERENT = (
-    "{!r} and {!r} were recorded on different samples: {} and {}. {}, or {}, which pairs them by "
-    "position and says little about the networks"
-)
+_MSG_DIFFERENT = "{!r} and {!r} were recorded on different samples: {} and {}. {}"
+_MSG_UNPAIRED = ", or {}, which pairs them by position and says little about the networks"
 _MSG_SHARE_SAMPLES = "Record both on the same samples (no labels are needed)"
 _MSG_SHARE_NAME = "Both hold the same samples: record both under one `data_id`, or under none"
 _MSG_REORDERED = (
@@ -58,15 +56,13 @@ _MSG_OTHER_TOKENS = (
 )
 
 
-def check_same_samples(
-    a: Representation, b: Representation, permission: str = "pass `unpaired=True`"
-) -> None:
+def check_same_samples(a: Representation, b: Representation, permission: str | None = None) -> None:
     """An error if two recordings were made on different samples.
 
     Args:
         a: one recording, whose data the message names.
         b: the other, likewise.
-        permission: what the message says of how to compare them all the same.
+        permission: what to do to compare them all the same; None where there is no such way.
     """
     if same_samples(a, b):
         return
@@ -79,7 +75,8 @@ def check_same_samples(
             f"{x} (fingerprint {r.data.fingerprint[:8]})" for x, r in zip(data, (a, b), strict=True)
         ]
     remedy = _MSG_SHARE_NAME if _same_content(a, b) else _MSG_SHARE_SAMPLES
-    raise MismatchError(_MSG_DIFFERENT.format(a.name, b.name, *data, remedy, permission))
+    message = _MSG_DIFFERENT.format(a.name, b.name, *data, remedy)
+    raise MismatchError(message + (_MSG_UNPAIRED.format(permission) if permission else ""))
 
 
 def unpaired_note(a: Representation, b: Representation) -> Note:

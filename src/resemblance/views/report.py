@@ -38,7 +38,7 @@ from ..similarity.compare_config import Index, Kernel
 from ..similarity.comparison import KernelComparison
 from ..similarity.comparison_matrix import average_linkage, leaf_order
 from ..similarity.divergence import divergence_if_tested
-from ..similarity.drift import drift_of_copies
+from ..similarity.drift_of_copies import drift_of_copies
 from ..similarity.jackknife import are_unreliable
 from ..similarity.neighbours import EmbeddingBehaviour
 from ..similarity.pairing import same_samples

@@ -34,8 +34,8 @@ from ..similarity.drift import (
     check_subtractable,
     coordinates,
     layer_pairs,
+    sketched_cosine,
 )
-from ..similarity.drift_sketch import sketched_cosine
 from ..similarity.pairing import LayerKey, match_by_name
 from ..similarity.results import Content, Result, join_names, plain
 from .entry import Entry, entry_columns, group_of, probe_of

@@ -22,7 +22,8 @@ from .._utils.formatting import count_noun, left_out_sentence, printable
 from ..errors import DataError, close_matches
 from ..representation.layer import Recorded
 from ..representation.representation import Representation
-from ..similarity.drift import FALSE_ALARM_RATE, coordinates, drift_of_copies
+from ..similarity.drift import FALSE_ALARM_RATE, coordinates
+from ..similarity.drift_of_copies import drift_of_copies
 from ..similarity.results import Content, Plotted, Result
 from .descent import mean_decibels, sharing_strength, without_logits
 from .entry import Entry, entry_columns
