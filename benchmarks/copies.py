@@ -1,4 +1,4 @@
-"""Copies as they are made today: what the commands say of each. Behind docs/copies.md.
+"""Copies as they are made today: what the commands say of each. Behind docs/evidence/copies.md.
 
     OMP_NUM_THREADS=1 python -m benchmarks.copies [--out copies] [--quick]
 

@@ -6,9 +6,9 @@
 
 A case is a small valid file, of either format, and one to three edits: of its bytes (flip, insert,
 delete, truncate, swap); of its header or its tensors, with every checksum made right again. What
-loads must hold what docs/format.md says, be the same after saving and loading, and be compared,
-measured and shown without any error but the package's own. What loads after an edit of bytes must
-be what was saved. Cases are numbered, and each is a function of its number and the seed.
+loads must hold what docs/reference/format.md says, be the same after saving and loading, and be
+compared, measured and shown without any error but the package's own. What loads after an edit of
+bytes must be what was saved. Cases are numbered, and each is a function of its number and the seed.
 """
 
 from __future__ import annotations
@@ -417,7 +417,7 @@ def _settle(work: Callable[[], Any]) -> None:
 
 
 def holds_what_is_documented(rep: rs.Representation) -> None:
-    """Dtypes and shapes by docs/format.md, written out a second time."""
+    """Dtypes and shapes by docs/reference/format.md, written out a second time."""
     s, k = rep.settings, len(rep.block_sizes)
     kinds = ["features", *["gradients"] * s.gradients, *["elementwise"] * s.elementwise]
     assert rep.layers

@@ -6,7 +6,7 @@
 A network of eight convolutions on images of 3 × 32 × 32, one thread a process, gloo on loopback,
 processes as torchrun starts them. Of each number of processes: seconds of the pass by the clock and
 of the processor (the longest of any process), and of joining the parts. The arithmetic of
-docs/scale.md,
+docs/how-to/scale.md,
 
     seconds = fixed + samples · seconds a sample / processes + rounds of joining · seconds a round,
     bytes of a part = layers · kinds · (blocks, buckets, norms, sketch) + accumulators + outputs,
@@ -170,7 +170,7 @@ def swept(models: int, samples: int) -> dict[str, float]:
 
 
 def bytes_of_part(rep: rs.Representation) -> int:
-    """Of a recording with its accumulators, by the sizes that docs/format.md states."""
+    """Of a recording with its accumulators, by the sizes that docs/reference/format.md states."""
     block, kept, buckets = rep.settings.block, len(rep.block_sizes), rep.settings.buckets
     total = 0
     for layer in rep:

@@ -1,4 +1,4 @@
-"""Write docs/api.md from the docstrings of the public names: python docs/build_api.py"""
+"""Write docs/reference/api.md from the docstrings of the public names: python docs/build_api.py"""
 
 from __future__ import annotations
 
@@ -120,4 +120,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    (Path(__file__).parent / "api.md").write_text(page())
+    (Path(__file__).parent / "reference/api.md").write_text(page())

@@ -1,4 +1,4 @@
-"""Write docs/copies.md from benchmarks/results/copies.json: python docs/build_copies.py
+"""Write docs/evidence/copies.md from benchmarks/results/copies.json: python docs/build_copies.py
 
 Sentences that conclude something name the condition they rest on, and are refused if a new result
 does not meet it.
@@ -40,7 +40,7 @@ SHORT = """## In short
 | training on with the same data | predictions | gradients part long before predictions do: leave `--min gradients` out |
 | averaging weights | whether the two share coordinates, *before* you average | without them the average is worth nothing |
 
-[Checking](checking.md) has all thresholds, [how to read scores](reading.md) what each number is."""
+[Checking](../how-to/checking.md) has all thresholds, [how to read scores](../understand/scores.md) what each number is."""
 
 MAKING = """## The two networks
 
@@ -66,7 +66,7 @@ resemblance check base.rsm COPY.rsm {for_digits}
 resemblance check base.rsm COPY.rsm {for_language}
 ```
 
-The words of [the guide](guide.md#the-words) say what each of these is."""
+The words of [the guide](../start/guide.md#the-words) say what each of these is."""
 
 
 class Results:
@@ -219,7 +219,7 @@ def few_carry(of: Results) -> Iterator[str]:
         None not in counts.values()
         and {counts["int8"], counts["int4"], counts["pruned-50"]} == {60}
         and min(x for x in counts.values() if x is not None) == 40,
-        "The digit network knows its 797 images by heart and is sure of nearly every new one, so its gradients live on the few that it finds hard: [n_eff](guide.md#n_eff) is 60 of 1,000 samples, and 40 with the copy that was trained on. Every comparison of its gradients comes with that warning, and its ± is a guess. Shares of predictions are not concerned: their bounds are exact.",
+        "The digit network knows its 797 images by heart and is sure of nearly every new one, so its gradients live on the few that it finds hard: [n_eff](../start/guide.md#n_eff) is 60 of 1,000 samples, and 40 with the copy that was trained on. Every comparison of its gradients comes with that warning, and its ± is a guess. Shares of predictions are not concerned: their bounds are exact.",
     )
     unsure = claim(
         all(carried(r) is None for r in of.copies("language"))
@@ -427,7 +427,7 @@ def throughout(of: Results) -> Iterator[str]:
     said = "; ".join(f"{n}: {x[0]:.2f} and {x[1]:.2f}" for n, x in found.items())
     yield "- " + claim(
         min(min(x) for x in found.values()) > 0.95,
-        f"**Every number puts the copies in nearly the order of what they do.** Spearman's ρ of KL with features and with gradients, 14 copies each: {said}. By order alone features do as well as gradients here; of the ResNets in [choosing a kernel](kernels.md) they did not (0.85 against 0.93).",
+        f"**Every number puts the copies in nearly the order of what they do.** Spearman's ρ of KL with features and with gradients, 14 copies each: {said}. By order alone features do as well as gradients here; of the ResNets in [choosing a kernel](../understand/kernels.md) they did not (0.85 against 0.93).",
     )
     small = [r for r in of.copies("digits") if r["shared"] and r["disagreement"] <= 0.04]
     small = [r for r in small if "gradients" in r["alike"]]
@@ -452,7 +452,7 @@ def throughout(of: Results) -> Iterator[str]:
         and of.row("digits", "pruned-50")["parting"] == "act1",
         "**Where they part says what was changed.** Language models whose embedding was left alone part after it, tuned ones at it; `dynamic` parts at the first linear layer. Digit copies that were changed everywhere part at their first layer, or at the first that moved by more than a ten-thousandth: `tuned` at the second, `int8` nowhere.",
     )
-    yield "- Beyond 1,024 tokens or classes KL is an [unbiased estimate](reading.md#what-the-networks-do), whose noise is part of its standard error. Record a copy with `--outputs-of base.rsm` to make it smaller."
+    yield "- Beyond 1,024 tokens or classes KL is an [unbiased estimate](../understand/scores.md#what-the-networks-do), whose noise is part of its standard error. Record a copy with `--outputs-of base.rsm` to make it smaller."
     libraries = of.content["libraries"]
     versions = ", ".join(f"{name} {libraries[name]}" for name in sorted(libraries))
     yield f"Made by `python docs/build_copies.py` from `benchmarks/results/copies.json`, with torch {of.content['environment']['torch'].split('+')[0]}, {versions}. Run again on the same machine, it gave the same numbers to the last digit."
@@ -474,4 +474,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    (HERE / "copies.md").write_text(page(), encoding="utf-8")
+    (HERE / "evidence/copies.md").write_text(page(), encoding="utf-8")

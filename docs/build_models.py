@@ -1,4 +1,4 @@
-"""Write docs/models.md, the layers that `auto` picks of each family: python docs/build_models.py"""
+"""Write docs/reference/layers.md, the layers that `auto` picks of each family: python docs/build_models.py"""
 
 # ruff: noqa: E501
 
@@ -108,4 +108,4 @@ def tried(families: Iterable[Family]) -> dict[str, str]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    (HERE / "models.md").write_text(page(tried([*TIMM, *TRANSFORMERS])))
+    (HERE / "reference/layers.md").write_text(page(tried([*TIMM, *TRANSFORMERS])))

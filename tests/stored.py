@@ -1,4 +1,4 @@
-"""What a layer holds, by the names in its file (docs/format.md); whether two hold the same."""
+"""What a layer holds, by its names in docs/reference/format.md; whether two hold the same."""
 
 from __future__ import annotations
 

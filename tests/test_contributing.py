@@ -30,7 +30,7 @@ def test_twenty_four_changes_begin_in_files_that_exist():
 
 
 def test_the_architecture_names_files_that_exist():
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference/architecture.md").read_text(encoding="utf-8")
     found = re.findall(r"`((?!tests)\w+/\w+\.py)`", page)
     assert len(found) >= 12
     assert all((SOURCE / file).is_file() for file in found)

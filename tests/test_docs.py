@@ -15,9 +15,9 @@ import pytest
 from resemblance.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
-MADE = ROOT / "docs/api.md"
+MADE = ROOT / "docs/reference/api.md"
 FIGURES = ROOT / "docs/figures"
 SLOW = {"quickstart.md"}
 NOT_IN_SDIST = [ROOT / "reproduction", ROOT / "benchmarks", FIGURES]
@@ -35,7 +35,7 @@ def blocks(page):
         for p in PAGES
         if p != MADE
     ],
-    ids=lambda p: p.name,
+    ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_code_blocks_run(page, tmp_path, monkeypatch):
     """Python in one namespace a page, commands in the same folder; `console` is for people."""
@@ -55,7 +55,7 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
             assert end.value.code == 0, line
 
 
-@pytest.mark.parametrize("page", LINKED, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", LINKED, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     unpacked = (ROOT / "PKG-INFO").exists()  # from an sdist
     left_out = [folder for folder in NOT_IN_SDIST if unpacked and not folder.exists()]
@@ -95,7 +95,7 @@ def test_the_api_reference_is_up_to_date():
 def test_the_page_of_copies_says_what_was_measured():
     if not (ROOT / "benchmarks").exists():
         pytest.skip("the benchmarks are not in a source package")
-    page = (ROOT / "docs/copies.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/evidence/copies.md").read_text(encoding="utf-8")
     assert page == made_by("build_copies").page(), "run python docs/build_copies.py"
 
 
@@ -111,10 +111,10 @@ def test_a_conclusion_that_a_result_does_not_bear_out_is_refused():
 def test_every_figure_is_in_the_gallery_below_what_made_it():
     if not FIGURES.exists():
         pytest.skip("the figures are not in a source package")
-    gallery = (ROOT / "docs/gallery.md").read_text(encoding="utf-8")
+    gallery = (ROOT / "docs/evidence/gallery.md").read_text(encoding="utf-8")
     sections = gallery.split("\n## ")[1:]
     for figure in FIGURES.iterdir():
-        (section,) = (one for one in sections if f"](figures/{figure.name})" in one)
+        (section,) = (one for one in sections if f"](../figures/{figure.name})" in one)
         command = section.split("```console\n")[1].split("```")[0]
         assert section.index("```console") < section.index(f"figures/{figure.name}")
         for script in re.findall(r"^python (?:-m )?(\S+)", command, re.M):
@@ -124,11 +124,11 @@ def test_every_figure_is_in_the_gallery_below_what_made_it():
 
 def test_the_readme_lists_every_page():
     listed = (ROOT / "README.md").read_text(encoding="utf-8").split("## Documentation")[1]
-    for page in (ROOT / "docs").glob("*.md"):
-        assert f"(docs/{page.name})" in listed, page.name
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert f"({page.relative_to(ROOT)})" in listed, page.name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_into_a_page_name_a_place_there(page):
     for target, place in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
         if target.startswith("http"):
@@ -139,12 +139,14 @@ def test_links_into_a_page_name_a_place_there(page):
         assert f'<a id="{place}"></a>' in text or place in slugs, f"{target}#{place}"
 
 
-@pytest.mark.parametrize("name", ["accuracy", "kernels", "performance", "reading"])
+@pytest.mark.parametrize(
+    "name", ["evidence/accuracy", "understand/kernels", "evidence/performance", "understand/scores"]
+)
 @pytest.mark.parametrize("word", ["bucket", "fold", "n_eff"])
 def test_words_of_the_glossary_are_linked_where_a_page_first_uses_them(name, word):
     text = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
     text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
     first = re.search(rf"(?i)(?<![\w-]){word}", text)
     if first:
-        link = text.find(f"(guide.md#{word})")
+        link = text.find(f"(../start/guide.md#{word})")
         assert -1 < link - first.start() < 40, f"{name}.md uses {word!r} before it says what it is"

@@ -1,6 +1,6 @@
 """A page for practitioners, made of the results: every number on it comes from the file.
 
-python -m reproduction.language.tables                    docs/language.md and its figure
+python -m reproduction.language.tables       docs/evidence/language-models.md and its figure
 python -m reproduction.language.tables --results FILE --page FILE --figure FILE
 """
 
@@ -133,8 +133,8 @@ def _advice(content: Content, sizes: Sequence[str]) -> str:
         )
     lines.append(
         "**For networks with the same tokens, measure KL too.** Two recordings give it as well "
-        "([behaviour](reading.md)), for the tokens that they drew; which layer it comes from is "
-        "what scores by layer say."
+        "([behaviour](../understand/scores.md)), for the tokens that they drew; which layer it "
+        "comes from is what scores by layer say."
     )
     return "\n".join(f"{i}. {line}" for i, line in enumerate(lines, 1))
 
@@ -398,7 +398,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     results = ROOT / "reproduction" / "results" / "language.json"
     parser.add_argument("--results", type=Path, default=results)
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "language.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/evidence/language-models.md")
     parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "figures" / "language.png")
     chosen = parser.parse_args(words)
     content = json.loads(chosen.results.read_text())

@@ -489,11 +489,11 @@ def test_a_terminal_is_given_no_sequence_of_a_name(hostile, folder):
 
 # -- documented keys ------------------------------------------------------------------------------
 
-PAGE = Path(__file__).parents[2] / "docs/commands.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/commands.md"
 
 
 def documented(section, table="key"):
-    """The keys in a table of a section of docs/commands.md."""
+    """The keys in a table of a section of docs/reference/commands.md."""
     (text,) = re.findall(rf"^## {section}$(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
     (rows,) = re.findall(rf"^\| {table} \| value \|\n\|---\|---\|\n((?:\|.*\n)+)", text, re.M)
     return {key for row in rows.splitlines() for key in re.findall(r"`(.*?)`", row.split("|")[1])}

@@ -13,7 +13,7 @@ import pytest
 from optional_libraries import needs
 
 ROOT = Path(__file__).parents[2]
-MADE = ROOT / "docs/models.md"
+MADE = ROOT / "docs/reference/layers.md"
 FEW = {"resnet18", "convnext_atto", "swin_tiny_patch4_window7_224", "llama", "t5", "clip"}
 
 pytestmark = [

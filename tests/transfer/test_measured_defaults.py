@@ -21,7 +21,7 @@ def kept():
 
 @pytest.fixture(scope="module")
 def page():
-    return (ROOT / "docs/recommend.md").read_text().replace("−", "-")
+    return (ROOT / "docs/how-to/recommend.md").read_text().replace("−", "-")
 
 
 def default(score):

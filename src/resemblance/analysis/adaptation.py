@@ -10,7 +10,7 @@ Otherwise they are estimated from blocks (and the norms of all samples, where kn
 buckets, with jackknife deviations for the standard errors.
 
 Use it to compare data sets on one network. It does not rank networks for one data set: for that,
-pass the network and labelled data, and read the column `loo_accuracy` (docs/adaptation.md).
+pass the network and labelled data, and read the column `loo_accuracy` (docs/how-to/adaptation.md).
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def leave_one_out(
     One-hot targets T, kernel K: sample i is predicted as tᵢ − [(K+αI)⁻¹T]ᵢ / [(K+αI)⁻¹]ᵢᵢ, which is
     what fitting without it gives. α is that of least squared error on a grid of 17. Nothing is
     trained and nothing set aside, which makes it a measure of how well a network suits a small
-    labelled data set (docs/adaptation.md).
+    labelled data set (docs/how-to/adaptation.md).
 
     Bias: α has seen the samples it is scored on, which lifts the accuracy a little, by less than
     its standard error √(p(1−p)/N). Cost: one pass; N × d floats and O(N² min(N, d)) a layer.

@@ -1,4 +1,6 @@
-"""Saving and loading Representations: which field is stored under which name (docs/format.md).
+"""Saving and loading Representations: which field is stored under which name.
+
+docs/reference/format.md specifies them.
 
 This is the only place where tensors and sums have names; everywhere else they are fields.
 """

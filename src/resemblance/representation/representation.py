@@ -3,7 +3,7 @@
 Per layer it holds *blocks* (exact kernels of features and of gradients inside blocks of samples),
 *buckets* (kernels of the CountSketch of all samples) and a few sums over all samples. Shared by all
 layers are the settings, the provenance and the predictions. `record` makes it, everything else
-reads it, and it is saved as one file (docs/format.md).
+reads it, and it is saved as one file (docs/reference/format.md).
 
 `ModelInfo`, `DataInfo` and `Made` are the provenance: the network, the data, the circumstances.
 `Settings` holds the options that the numbers depend on; two Representations are comparable only if

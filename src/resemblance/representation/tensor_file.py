@@ -1,9 +1,9 @@
 """Checksummed safetensors files: named tensors and a JSON header, written atomically.
 
-docs/format.md specifies the format byte by byte. The header has a checksum of its own and stores
-one checksum per group of tensors (one group per layer, and those that layers share), so that groups
-can be read one at a time. Nothing in a file is ever executed. Representations and task embeddings
-are both stored this way. What a file says of itself can be read without torch (`read_arrays`).
+docs/reference/format.md specifies the format byte by byte. The header has a checksum of its own and
+stores one checksum per group of tensors (one group per layer, and those that layers share), so that
+groups can be read one at a time. Nothing in a file is ever executed. Representations and task
+embeddings are both stored this way. `read_arrays` reads what a file says of itself without torch.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ since a network that must change less is better.
 
 The default ranking scores are those that `benchmarks/recommend.py` found best on held-out targets.
 On a second collection of networks kernel ridge ranked worse than LogME, LEEP and a linear probe,
-and the ranking without labels was at chance; docs/recommend.md has both.
+and the ranking without labels was at chance; docs/how-to/recommend.md has both.
 """
 
 from __future__ import annotations

@@ -376,7 +376,7 @@ def _layers_may_match(names: Sequence[str], others: Sequence[str]) -> bool:
 
 
 def _drift_sentence(decibels: float) -> str:
-    """What a change of this size comes from, as seen on copies (docs/copies.md)."""
+    """What a change of this size comes from, as seen on copies (docs/evidence/copies.md)."""
     if np.isposinf(decibels):
         return "did not move at all"
     cause = next((words for least, words in _CAUSES.items() if decibels > least), _CAUSE_LARGE)
