@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import resemblance as rs
 from resemblance.similarity import block_estimator, jackknife
-from resemblance.similarity.compare_config import CompareConfig
+from resemblance.similarity.kernels import CompareConfig
 
 from . import digits
 

@@ -10,8 +10,8 @@ import resemblance as rs
 from made_up import recorded, related
 from resemblance.errors import MismatchError
 from resemblance.similarity import block_estimator as from_blocks
-from resemblance.similarity.compare_config import CompareConfig
-from resemblance.similarity.kernels import round_off_level
+from resemblance.similarity.kernels import CompareConfig
+from resemblance.similarity.stored_kernels import round_off_level
 
 KERNELS = ("features", "gradients", "product", "sum", "elementwise")
 EXACT = {

@@ -12,7 +12,7 @@ import resemblance as rs
 from made_up import recorded, related, sums_of
 from resemblance._utils.hashing import seeded_permutation
 from resemblance.similarity import block_estimator, pair_statistics
-from resemblance.similarity.compare_config import CompareConfig
+from resemblance.similarity.kernels import CompareConfig
 
 EXACT = {
     "cka": reference.cka,

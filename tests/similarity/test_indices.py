@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import reference_compare as reference
 from resemblance.errors import DataError
-from resemblance.similarity import kernels
+from resemblance.similarity import stored_kernels
 from resemblance.similarity.indices.cka import cka
 from resemblance.similarity.indices.nbs import nbs
 
@@ -144,5 +144,5 @@ def test_a_matrix_that_is_no_kernel_is_refused():
 
 def test_factors_clip_round_off_below_zero():
     k = torch.diag(torch.tensor([1.0, -1e-9])).double()
-    factor = kernels.psd_factor(k)
+    factor = stored_kernels.psd_factor(k)
     torch.testing.assert_close(factor @ factor.T, torch.diag(torch.tensor([1.0, 0.0])).double())

@@ -13,8 +13,8 @@ from resemblance.errors import MismatchError
 from resemblance.similarity import block_estimator
 from resemblance.similarity.all_pairs import BlockTable, FullGramTable, strip_sums
 from resemblance.similarity.block_estimator import LayerPairing, full_gram_scores, sample_groups
-from resemblance.similarity.compare_config import CompareConfig
-from resemblance.similarity.kernels import KernelStrips
+from resemblance.similarity.kernels import CompareConfig
+from resemblance.similarity.stored_kernels import KernelStrips
 
 
 def test_sums_are_those_of_the_whole_matrices():

@@ -33,13 +33,12 @@ from ..representation.representation import Representation, RepresentationLike, 
 from ..similarity import (
     block_estimator,
     bucket_estimator,
-    compare_config,
     jackknife,
-    kernels,
     ratio_estimator,
+    stored_kernels,
 )
-from ..similarity.compare_config import Kernel
 from ..similarity.jackknife import min_effective_samples
+from ..similarity.kernels import Kernel, check_combination, required_kinds
 from ..similarity.results import Result
 from .kernel_ridge import leave_one_out
 from .layer_vectors import require_same_network
@@ -66,7 +65,7 @@ def squared_norms_from_blocks(layer: Layer, kernel: Kernel, rep: Representation)
     Of a whole kernel everything is exact. Cost: one read of the blocks.
     """
     n = rep.samples
-    for kind in kernels.required_kinds(kernel):
+    for kind in required_kinds(kernel):
         layer.packed_blocks(kind)  # or an error that says how to record it
     total, others = _kernel_sums(layer, kernel, rep)
     if not total[1]:
@@ -143,15 +142,15 @@ def _kernel_sums(
     and else blocks.
     """
     tokens, sizes = rep.settings.tokens, rep.block_sizes
-    if kernels.has_full_gram(layer, kernel):
+    if stored_kernels.has_full_gram(layer, kernel):
         n = rep.samples
         kept = [np.arange(n)]
         kept += [np.delete(kept[0], slice(*span)) for span in block_estimator.sample_groups(n)]
-        whole = kernels.read_blocks([layer], kernel, slice(0, 1), n, "cpu", whole=True)
+        whole = stored_kernels.read_blocks([layer], kernel, slice(0, 1), n, "cpu", whole=True)
         each = _sums_over_rows(*whole, kept)[0]
         return each[0], each[1:]
-    sums, many = [np.zeros((0, 8))], kernels.blocks_at_once(1, "cpu")
-    for block in kernels.iter_blocks([layer], kernel, sizes, at_once=many):
+    sums, many = [np.zeros((0, 8))], stored_kernels.blocks_at_once(1, "cpu")
+    for block in stored_kernels.iter_blocks([layer], kernel, sizes, at_once=many):
         sums.append(_sums_over_rows(*block, [np.arange(block[1].shape[1])])[:, 0])
     by_block = np.concatenate(sums)
     total = by_block.sum(0)
@@ -159,7 +158,7 @@ def _kernel_sums(
         return total, total - by_block
     others = []
     for group in jackknife.sequence_groups(rep):
-        window = kernels.read_blocks([layer], kernel, group.blocks, group.size, "cpu")
+        window = stored_kernels.read_blocks([layer], kernel, group.blocks, group.size, "cpu")
         rest = _sums_over_rows(*window, [group.rest])[:, 0]
         others.append(total - by_block[group.blocks].sum(0) + rest.sum(0))
     return total, np.stack(others)
@@ -195,7 +194,7 @@ def _kernel_trace(layer: Layer, kernel: Kernel) -> float:
         return 2.0
     if kernel == "product" and layer.products is not None:
         return layer.products.norms
-    return layer.recorded(*kernels.required_kinds(kernel)).trace
+    return layer.recorded(*required_kinds(kernel)).trace
 
 
 _EXPONENTS = {  # of the squared norms ‖μ‖², ‖K‖_F² / N⁴ and Tr K / N²
@@ -377,7 +376,7 @@ def adaptation(
         True
     """
     rep = as_representation(rep)
-    compare_config.check_combination("adaptation", kernel, estimator=estimator)
+    check_combination("adaptation", kernel, estimator=estimator)
     if (model is None) != (data is None):
         raise DataError("loo_accuracy needs both `model` and `data`; found one only")
     if model is not None:

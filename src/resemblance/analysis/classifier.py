@@ -34,8 +34,7 @@ from .._ops.count_sketch import CountSketch, add_to_buckets
 from .._utils.validation import check_integer, warn_deprecated
 from ..errors import DataError, LayerError, MismatchError, ResemblanceError
 from ..representation.representation import RepresentationLike, as_representation
-from ..similarity.compare_config import Kernel, check_combination
-from ..similarity.kernels import required_kinds
+from ..similarity.kernels import Kernel, check_combination, required_kinds
 from .kernel_ridge import RidgeProblem, best_alpha, cross_kernel
 from .layer_vectors import (
     PassConfig,

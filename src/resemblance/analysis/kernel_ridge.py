@@ -24,8 +24,7 @@ from .._data.batches import as_labels, check_classes, labels_for_batch, one_hot
 from .._models.layer_outputs import Pool
 from .._models.logits import Logits, LogitsReader
 from ..errors import DataError
-from ..similarity import compare_config, kernels
-from ..similarity.compare_config import Kernel
+from ..similarity.kernels import Kernel, check_combination, required_kinds
 from .layer_vectors import PassConfig, Vectors, gather_vectors
 
 _ALPHA_GRID = 10.0 ** torch.linspace(-5, 3, 17, dtype=torch.float64)
@@ -225,9 +224,9 @@ def leave_one_out(
         >>> dict(leave_one_out(net, x, [1, 0] * 20, layers="0").accuracies)
         {'0': 1.0}
     """
-    compare_config.check_combination("ridge", kernel)
+    check_combination("ridge", kernel)
     given = None if y is None else as_labels(y)
-    kinds, reader = kernels.required_kinds(kernel), LogitsReader(logits)
+    kinds, reader = required_kinds(kernel), LogitsReader(logits)
     how = PassConfig(kinds, pool, logits=reader, max_dim=max_dim, batch_size=batch_size)
     found: list[np.ndarray] = []
     rows = gather_vectors(

@@ -30,8 +30,8 @@ from .._utils.atomic_files import write_atomically
 from .._utils.formatting import count_noun
 from ..errors import DataError
 from ..recording.config import MAX_FULL_GRAM_SAMPLES, RecordConfig
-from ..similarity.compare_config import ESTIMATORS, KERNELS, check_names
 from ..similarity.indices.registry import index_names
+from ..similarity.kernels import ESTIMATORS, KERNELS, check_names
 from . import output
 from .load_or_record import NetworkArgument, RecordingNeeds, load_or_record
 from .options import (

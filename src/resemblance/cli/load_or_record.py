@@ -18,7 +18,7 @@ from .options import DEFAULT_RECORDING, RecordingOptions, record_options
 
 if TYPE_CHECKING:
     from ..representation.representation import Representation
-    from ..similarity.compare_config import Kernel
+    from ..similarity.kernels import Kernel
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import typer
 from typer import Argument, Option
 
 from ..recording.config import OPTIONS
-from ..similarity.compare_config import KERNELS
+from ..similarity.kernels import KERNELS
 
 
 def one_of_help(names: Sequence[str]) -> str:

@@ -18,7 +18,6 @@ from ..representation.notes import Note, make_note
 from ..representation.representation import Representation
 from ..similarity.agreement import prediction_behaviour, predictions_obstacle
 from ..similarity.compare import compare_population, same_function
-from ..similarity.compare_config import Kernel
 from ..similarity.comparison import KernelComparison
 from ..similarity.drift import centred_sketch, coordinates, layer_pairs, population_error
 from ..similarity.jackknife import (
@@ -28,6 +27,7 @@ from ..similarity.jackknife import (
     standard_error,
     student_t,
 )
+from ..similarity.kernels import Kernel
 from ..similarity.same_function import BASES, SameFunction
 from .bounds import ERROR_RATE, Bounds, Measurement, round_up_two_digits
 from .thresholds import Threshold

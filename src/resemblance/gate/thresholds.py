@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import DataError, FormatError, close_matches, first_line
-from ..similarity.compare_config import KERNELS, Kernel
+from ..similarity.kernels import KERNELS, Kernel
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -31,10 +31,9 @@ from .agreement import AnyBehaviour
 from .block_estimator import BlockSums, LayerPairing
 from .compare import build_comparison, compare, resolve_config
 from .compare_all import symmetric_product
-from .compare_config import CompareConfig, Index, Kernel
 from .comparison import KernelComparison
 from .jackknife import Estimate
-from .kernels import STRIP_KERNELS, KernelStrips, has_full_gram, round_off_level
+from .kernels import CompareConfig, Index, Kernel
 from .pair_statistics import (
     SKEWNESS_SAMPLES,
     PairSums,
@@ -50,6 +49,7 @@ from .pair_statistics import (
     sum_weights,
 )
 from .pairing import blocks_obstacle, check_recorded
+from .stored_kernels import STRIP_KERNELS, KernelStrips, has_full_gram, round_off_level
 
 
 class StripSums(NamedTuple):

@@ -30,10 +30,9 @@ from ..errors import MismatchError
 from ..representation.layer import Layer
 from ..representation.representation import Representation
 from . import jackknife
-from .compare_config import CompareConfig, Estimator
 from .indices.registry import PairSumRule, get_index
 from .jackknife import Estimate, SequenceGroup
-from .kernels import blocks_at_once, equal_size_runs, iter_blocks, read_blocks, round_off_level
+from .kernels import CompareConfig, Estimator
 from .pair_statistics import (
     SKEWNESS_SAMPLES,
     KernelBlock,
@@ -52,6 +51,13 @@ from .pair_statistics import (
     row_effects,
     sum_weights,
     u_centred_block,
+)
+from .stored_kernels import (
+    blocks_at_once,
+    equal_size_runs,
+    iter_blocks,
+    read_blocks,
+    round_off_level,
 )
 
 Spans = Sequence[tuple[int, int]]  # of samples, [start, stop)

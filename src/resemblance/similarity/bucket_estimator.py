@@ -19,10 +19,10 @@ from torch import Tensor
 
 from ..representation.layer import Layer
 from ..representation.representation import Representation
-from . import jackknife, kernels
-from .compare_config import KERNEL_TABLE, CompareConfig, Kernel
+from . import jackknife, stored_kernels
 from .indices.registry import get_index
 from .jackknife import Estimate
+from .kernels import KERNEL_TABLE, CompareConfig, Kernel, required_kinds
 
 _CENTRING_ROUND_OFF = 1e-6  # of a trace: what centring float32 sums leaves of a constant layer
 
@@ -30,11 +30,11 @@ _CENTRING_ROUND_OFF = 1e-6  # of a trace: what centring float32 sums leaves of a
 def bucket_kernel(layer: Layer, kernel: Kernel, *, centre: bool, paper: bool) -> Tensor:  # (M, M)
     """A named kernel formed from a layer's bucket kernels, in float64."""
     exact = centre and not paper  # samples are centred before sketching; only then is it a sketch
-    parts = {kind: layer.buckets(kind, centre=exact) for kind in kernels.required_kinds(kernel)}
+    parts = {kind: layer.buckets(kind, centre=exact) for kind in required_kinds(kernel)}
     if KERNEL_TABLE[kernel].over_traces and not paper:
-        parts = {kind: k / kernels.kernel_traces([layer], kind) for kind, k in parts.items()}
+        parts = {kind: k / stored_kernels.kernel_traces([layer], kind) for kind, k in parts.items()}
     out = KERNEL_TABLE[kernel].of_matrices(*parts.values())
-    return kernels.centre_kernel(out) if centre and paper else out
+    return stored_kernels.centre_kernel(out) if centre and paper else out
 
 
 def bucket_scores(

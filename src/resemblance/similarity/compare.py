@@ -29,7 +29,6 @@ from ..representation.representation import (
 from . import (
     block_estimator,
     bucket_estimator,
-    compare_config,
     function_estimator,
     jackknife,
     ratio_estimator,
@@ -43,12 +42,18 @@ from .agreement import (
     predictions_obstacle,
 )
 from .block_estimator import LayerPairing
-from .compare_config import KERNEL_TABLE, CompareConfig, Estimator, Kernel
 from .comparison import Comparison, FullComparison, KernelComparison
 from .drift import coordinates
 from .indices.registry import get_index, is_registered
 from .jackknife import Estimate, small_blocks_note, unreliable_note
-from .kernels import has_full_gram
+from .kernels import (
+    KERNEL_TABLE,
+    CompareConfig,
+    Estimator,
+    Kernel,
+    check_combination,
+    check_names,
+)
 from .pairing import (
     MSG_OTHER_ORDER,
     blocks_obstacle,
@@ -63,6 +68,7 @@ from .pairing import (
 )
 from .permutations import FEWEST_PERMUTATIONS, with_permutations
 from .same_function import EXACT, SameFunction, recognise
+from .stored_kernels import has_full_gram
 
 _MSG_WHOLE_ONLY = (
     "index {0!r} needs the full Gram matrix of the same samples, which a recording holds for up to "
@@ -189,7 +195,7 @@ def compare(
         1.0
     """
     a, b, device = as_representation(a), as_representation(b), check_device(device)
-    compare_config.check_names(kernel or "features", index, estimator)
+    check_names(kernel or "features", index, estimator)
     if permutations is not None:
         permutations = check_integer("permutations", permutations, FEWEST_PERMUTATIONS)
     predicted = behaviour(a, b) if outputs_obstacle(a, b) is None else None
@@ -418,7 +424,7 @@ def resolve_config(
         estimator = _best_estimator(
             a, b, CompareConfig(kernel, index, centre, "blocks"), no_block, no_bucket
         )
-    compare_config.check_combination("compare", kernel, index, estimator, centre, obstacle=no_block)
+    check_combination("compare", kernel, index, estimator, centre, obstacle=no_block)
     if estimator in ("blocks", "ratio") and no_block:
         raise MismatchError(
             f"blocks cannot be compared: {no_block}; record both with the same data, seed and "

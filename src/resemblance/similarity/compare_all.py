@@ -25,19 +25,13 @@ from ..representation.representation import (
     as_representations,
     few_samples_note,
 )
-from . import (
-    block_estimator,
-    compare_config,
-    jackknife,
-    kernels,
-)
+from . import block_estimator, jackknife
 from .agreement_matrix import behaviour_matrix
 from .compare import check_enough_samples
-from .compare_config import CompareConfig, Kernel
 from .comparison import mean_over_layers
 from .comparison_matrix import ComparisonMatrix, MatchedAllBy
 from .jackknife import EffectiveSamples, SequenceGroup, unreliable_networks_note
-from .kernels import has_full_gram
+from .kernels import CompareConfig, Kernel, check_combination
 from .pair_statistics import (
     WEIGHTS_OF_ROWS,
     RowSums,
@@ -52,6 +46,7 @@ from .pairing import (
     check_same_samples,
     layers_in_all,
 )
+from .stored_kernels import equal_size_runs, has_full_gram, read_blocks, round_off_level
 
 _KERNELS_AT_ONCE = 256  # kernels of blocks to work on at a time
 _FEW_NETWORKS = 32  # that are compared on all samples
@@ -113,7 +108,7 @@ def compare_all(
         >>> rs.compare_all(reps).scores.shape
         (3, 3)
     """
-    compare_config.check_combination("compare_all", kernel, index)
+    check_combination("compare_all", kernel, index)
     reps, device = as_representations(reps), check_device(device)
     if blocks is not None:
         blocks = check_integer("blocks", blocks, 1)
@@ -125,7 +120,7 @@ def compare_all(
     chosen, matched_by = _matched_layers(reps, layer)
     sizes = reps[0].block_sizes[: _blocks_to_use(reps, blocks)]
     weight = block_estimator.block_weights(sizes, reps[0].samples, centre=asked.centre)
-    runs = kernels.equal_size_runs(sizes, max(1, _KERNELS_AT_ONCE // len(reps)))
+    runs = equal_size_runs(sizes, max(1, _KERNELS_AT_ONCE // len(reps)))
     used = [(slice(*run), sizes[run[0]]) for run in runs if weight[run[0]]]
     share = (weight[weight > 0] / weight.sum()).to(device)
     spans = block_estimator.block_spans(sizes, weight)
@@ -319,13 +314,13 @@ def _numerators(
 ) -> tuple[Tensor, Tensor, Tensor]:  # (k, R, R), (k, R), (R,) float64
     """⟨K1, K2⟩ of every pair of layers, block by block, the round-off of ⟨K1, K1⟩, and n_eff."""
     out, visible, carried = [], [], EffectiveSamples()
-    read, unit, loose = kernels.read_blocks, unit or float(_sample_count(used)), asked.centre
+    read, unit, loose = read_blocks, unit or float(_sample_count(used)), asked.centre
     for which, n in used:
         shape = (which.stop - which.start, len(layers), -1)
         triangle, diagonal = read(layers, asked.kernel, which, n, device, unit, loose=loose)
         least = torch.zeros(len(diagonal), dtype=torch.float64)
         if loose or asked.index != "cka":  # else the diagonal alone lies far above round-off
-            least = kernels.round_off_level(layers, asked.kernel, which, n, unit)
+            least = round_off_level(layers, asked.kernel, which, n, unit)
         visible.append(least.view(shape[:2]).to(device))
         if asked.centre:
             diagonal = u_centre_in_place(triangle, diagonal)

@@ -32,7 +32,6 @@ from ..representation.schema import (
     or_null,
 )
 from .agreement import AnyBehaviour, Behaviour
-from .compare_config import ESTIMATORS, KERNELS, Estimator, Index, Kernel
 from .divergence import (
     LayerDivergence,
     divergence_if_tested,
@@ -41,6 +40,7 @@ from .divergence import (
 from .drift import Coordinates
 from .indices.registry import score_bounds
 from .jackknife import jackknife_error, student_interval
+from .kernels import ESTIMATORS, KERNELS, Estimator, Index, Kernel
 from .neighbours import EmbeddingBehaviour
 from .notebook import HeatMap
 from .pairing import (

@@ -25,8 +25,8 @@ from ..representation.schema import (
     or_null,
 )
 from .agreement_matrix import BehaviourMatrix, check_models
-from .compare_config import KERNELS, Index, Kernel
 from .indices.registry import index_names
+from .kernels import KERNELS, Index, Kernel
 from .notebook import HeatMap
 from .results import Plotted, Shape, StoredResult, join_names
 

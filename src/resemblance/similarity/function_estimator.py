@@ -21,12 +21,12 @@ from .._utils.progress import progress_bar
 from ..errors import DataError
 from ..representation.layer import Layer
 from ..representation.representation import Representation
-from . import jackknife, kernels
+from . import jackknife, stored_kernels
 from .block_estimator import LayerPairing
-from .compare_config import CompareConfig
 from .indices.registry import PreparedKernel, SimilarityIndex, get_index
 from .jackknife import Estimate, jackknife_deviations
-from .kernels import iter_blocks, read_blocks, round_off_level, visible_spectrum
+from .kernels import CompareConfig
+from .stored_kernels import iter_blocks, read_blocks, round_off_level, visible_spectrum
 
 # -- full Gram matrices --
 
@@ -61,7 +61,7 @@ def _full_square(of: LayerPairing, layer: Layer) -> tuple[Tensor, Tensor]:  # (N
     packed = read_blocks(*stored, of.device, loose=centre, whole=True)
     square = packing.symmetric_matrices(*packed)[0]
     least = round_off_level(*stored, whole=True).to(of.device)
-    return kernels.centre_kernel(square) if centre else square, least
+    return stored_kernels.centre_kernel(square) if centre else square, least
 
 
 _LONG = 2_000_000  # entries of kernels, over all pairs of layers
@@ -152,7 +152,7 @@ def _without(
     if index.restrict is not None:
         return index.restrict(layer.prepared, keep, centre)
     rest = layer.square[keep][:, keep]
-    rest = kernels.centre_kernel(rest) if centre else rest
+    rest = stored_kernels.centre_kernel(rest) if centre else rest
     return _prepared(index, rest, layer.floor, layer.alive)
 
 
@@ -234,7 +234,7 @@ def square_blocks(
         square = packing.symmetric_matrices(*packed)
         least = round_off_level(rep, asked.kernel, slice(b, b + 1), n).to(device)
         yield (
-            kernels.centre_kernel(square) if asked.centre else square,
+            stored_kernels.centre_kernel(square) if asked.centre else square,
             n * (_SQUARED_ROUND_OFF * least).sqrt(),
         )
 

@@ -34,8 +34,8 @@ from .indices.registry import get_index
 from .pair_statistics import ChanceLevels, gamma_tail
 
 if TYPE_CHECKING:
-    from .compare_config import CompareConfig
     from .comparison import KernelComparison
+    from .kernels import CompareConfig
 
 # Up to these samples a standard error is about new samples, beyond that about those recorded.
 FULL_GRAM_SAMPLES = 1024

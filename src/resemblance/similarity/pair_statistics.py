@@ -36,8 +36,8 @@ import torch
 from torch import Tensor
 
 from .._ops import packing
-from .compare_config import Index
 from .indices.registry import get_index
+from .kernels import Index
 
 # Kernel entries are stored as 16-bit correlations, whose rounding has variance 8e-11. A layer whose
 # squared entries, centred, lie below this share of its diagonal squared is constant as far as

@@ -31,8 +31,7 @@ from ..errors import MismatchError
 from ..representation.layer import Layer
 from ..representation.notes import Note, make_note
 from ..representation.representation import Representation, settings_difference
-from . import kernels
-from .compare_config import Kernel
+from .kernels import Kernel, required_kinds
 
 _MSG_DIFFERENT = "{!r} and {!r} were recorded on different samples: {} and {}. {}"
 _MSG_UNPAIRED = ", or {}, which pairs them by position and says little about the networks"
@@ -188,7 +187,7 @@ def check_recorded(a: Representation, b: Representation, kernel: Kernel) -> None
     for rep in (a, b):
         if not rep.complete:
             raise MismatchError(incomplete_message(rep))
-        for kind in set(kernels.required_kinds(kernel)).difference(rep.layers[0].kinds):
+        for kind in set(required_kinds(kernel)).difference(rep.layers[0].kinds):
             remedy = "use `kernel='features'`, or record it again with gradients"
             if kind == "elementwise":
                 remedy = "record it again with `elementwise=True`"

@@ -25,10 +25,10 @@ from torch import Tensor
 from ..errors import MismatchError
 from ..representation.layer import Layer
 from ..representation.representation import Representation
-from . import block_estimator, jackknife, kernels
+from . import block_estimator, jackknife, stored_kernels
 from .block_estimator import BlockSums, finite_population_deviations, half_weights
-from .compare_config import KERNEL_TABLE, CompareConfig, Kernel
 from .jackknife import Estimate
+from .kernels import KERNEL_TABLE, CompareConfig, Kernel, required_kinds
 from .pair_statistics import ChanceLevels, PairSums, norm_products
 
 _MSG_NO_NORMS = (
@@ -42,15 +42,15 @@ _GROUPS = 64  # of samples whose norms are known, left out in turn where some ar
 def sample_norms(layers: Iterable[Layer], kernel: Kernel) -> Tensor | None:  # (L, samples known)
     """The diagonals of a kernel over all samples whose norms were kept, in float64; None if not."""
     parts = {}
-    for kind in kernels.required_kinds(kernel):
+    for kind in required_kinds(kernel):
         kept = [layer.recorded(kind).norms for layer in layers]
         known = [x for x in kept if x is not None]
         if not known or len(known) < len(kept):
             return None
         parts[kind] = torch.stack(known).double()
         if KERNEL_TABLE[kernel].over_traces:
-            parts[kind] /= kernels.kernel_traces(layers, kind)[:, None]
-    found = kernels.combine_entries(kernel, parts)
+            parts[kind] /= stored_kernels.kernel_traces(layers, kind)[:, None]
+    found = stored_kernels.combine_entries(kernel, parts)
     found = found[:, found.isfinite().all(0)]
     return found if found.shape[1] > 2 else None  # one may be left out, and the rest have pairs
 

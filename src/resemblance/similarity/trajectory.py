@@ -42,13 +42,13 @@ from .agreement_matrix import BehaviourMatrix, behaviour_matrix, check_models
 from .block_estimator import LayerPairing
 from .compare import ratio_supported
 from .compare_all import check_comparable
-from .compare_config import ESTIMATORS, CompareConfig, Estimator
 from .comparison import KernelComparison, mean_over_layers
 from .jackknife import unreliable_note
-from .kernels import has_full_gram
+from .kernels import ESTIMATORS, CompareConfig, Estimator
 from .notebook import HeatMap
 from .pairing import MATCHING_RULES, MatchedBy, layers_in_all, recorded_without
 from .results import Content, Plotted, Shape, StoredResult, count_samples, join_names
+from .stored_kernels import has_full_gram
 
 if TYPE_CHECKING:
     from .divergence import LayerDivergence

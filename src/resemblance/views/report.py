@@ -34,12 +34,12 @@ from ..errors import DataError, MismatchError, ResemblanceWarning
 from ..representation.representation import Representation, RepresentationLike, as_representations
 from ..similarity.agreement import AnyBehaviour, Behaviour, behaviour, outputs_obstacle
 from ..similarity.all_pairs import NetworkPair, compare_every_pair
-from ..similarity.compare_config import Index, Kernel
 from ..similarity.comparison import KernelComparison
 from ..similarity.comparison_matrix import average_linkage, leaf_order
 from ..similarity.divergence import divergence_if_tested
 from ..similarity.drift_of_copies import drift_of_copies
 from ..similarity.jackknife import are_unreliable
+from ..similarity.kernels import Index, Kernel
 from ..similarity.neighbours import EmbeddingBehaviour
 from ..similarity.pairing import same_samples
 from ..similarity.results import plain

@@ -35,12 +35,12 @@ from ..representation.layer import Layer
 from ..representation.representation import Representation, RepresentationLike, as_representation
 from ..similarity.all_pairs import row_estimates
 from ..similarity.compare import compare, resolve_config
-from ..similarity.compare_config import CompareConfig
 from ..similarity.comparison import KernelComparison, mean_over_layers
 from ..similarity.jackknife import Estimate, are_unreliable
-from ..similarity.kernels import has_full_gram, required_kinds
+from ..similarity.kernels import CompareConfig, required_kinds
 from ..similarity.pairing import LayerKey, check_recorded, match_by_name
 from ..similarity.results import Result
+from ..similarity.stored_kernels import has_full_gram
 from .entry import Entry, entry_columns, gradients_of, group_of, probe_of
 from .signature import DEPTHS, SEARCH_KERNELS, WIDTH, SearchKernel, depth_indices, signature
 

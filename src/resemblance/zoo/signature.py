@@ -23,14 +23,9 @@ from .._ops import packing
 from .._utils.hashing import BUCKET, random_bits
 from ..representation.layer import Layer
 from ..representation.representation import Representation
-from ..similarity.kernels import (
-    blocks_at_once,
-    equal_size_runs,
-    has_full_gram,
-    read_blocks,
-    required_kinds,
-)
+from ..similarity.kernels import required_kinds
 from ..similarity.pair_statistics import u_centred_block
+from ..similarity.stored_kernels import blocks_at_once, equal_size_runs, has_full_gram, read_blocks
 
 SearchKernel = Literal["features", "gradients", "product"]
 SEARCH_KERNELS: tuple[SearchKernel, ...] = get_args(SearchKernel)

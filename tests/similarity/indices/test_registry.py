@@ -13,10 +13,10 @@ import resemblance as rs
 from made_up import comparison, recorded, related
 from resemblance._utils.hashing import seeded_permutation
 from resemblance.errors import DataError, MismatchError
-from resemblance.similarity import compare_config
 from resemblance.similarity.indices import registry
 from resemblance.similarity.indices.registry import get_index, index_names, score_bounds
 from resemblance.similarity.jackknife import sequence_groups
+from resemblance.similarity.kernels import check_names
 
 BUILT_IN = (
     "cca", "cka", "cka-debiased", "cknna", "distance-correlation", "jaccard", "linear-regression",
@@ -86,7 +86,7 @@ def test_names_are_listed_without_torch():
     import subprocess
     import sys
 
-    code = "import sys; from resemblance.similarity import compare_config; "
+    code = "import sys; from resemblance.similarity import kernels; "
     code += "from resemblance.similarity.indices.registry import index_names; "
     code += "assert 'nbs' in index_names(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -360,4 +360,4 @@ def test_different_samples_and_many_networks_do_not_have_it(register):
     with pytest.raises(DataError, match="must be cka or cka-debiased for many networks; found 'ro"):
         rs.compare_all([a, a], kernel="product", index="row-cosine")
     with pytest.raises(DataError, match=r"`index` must be one of cca, .*, row-cosine; found 'pwcc"):
-        compare_config.check_names("features", "pwcca")
+        check_names("features", "pwcca")

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels import visible_spectrum
+from ..stored_kernels import visible_spectrum
 from .registry import PreparedKernel, SimilarityIndex
 
 

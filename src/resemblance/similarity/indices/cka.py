@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import centred_or_zero, checked_kernels, clamped_ratio
 from ..pair_statistics import norm_products, unbiased_inner_product
+from ..stored_kernels import centred_or_zero, checked_kernels, clamped_ratio
 from .registry import PairSumRule, SimilarityIndex
 
 

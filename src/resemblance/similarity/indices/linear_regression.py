@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..kernels import visible_spectrum
+from ..stored_kernels import visible_spectrum
 from .cca import orthonormal
 from .registry import PreparedKernel, SimilarityIndex
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ...representation.notes import Note
 from ...representation.representation import Representation
-from .. import jackknife, kernels
+from .. import jackknife, stored_kernels
 from ..block_estimator import LayerPairing
-from ..compare_config import CompareConfig
 from ..function_estimator import block_deviations, full_spectra, square_blocks
 from ..jackknife import Estimate
+from ..kernels import CompareConfig
 from ..pair_statistics import norm_products
 from .registry import PreparedKernel, SimilarityIndex
 
@@ -52,9 +52,9 @@ def nbs(k1: Any, k2: Any) -> float:
         >>> round(nbs(np.diag([1.0, 0.0]), np.diag([1.0, 1.0])), 4)
         0.7071
     """
-    pair = (kernels.check_semi_definite(k) for k in kernels.checked_kernels(k1, k2))
-    a, b = (kernels.psd_factor(k) for k in pair)
-    return kernels.clamped_ratio(kernels.nuclear_norm(a, b), a.norm() * b.norm())
+    pair = (stored_kernels.check_semi_definite(k) for k in stored_kernels.checked_kernels(k1, k2))
+    a, b = (stored_kernels.psd_factor(k) for k in pair)
+    return stored_kernels.clamped_ratio(stored_kernels.nuclear_norm(a, b), a.norm() * b.norm())
 
 
 def _from_whole(of: LayerPairing) -> Estimate:
@@ -80,13 +80,13 @@ def _from_whole(of: LayerPairing) -> Estimate:
 
 
 def _factor(kernel: Tensor, floor: float) -> PreparedKernel:
-    values, vectors = kernels.visible_spectrum(kernel, floor)
+    values, vectors = stored_kernels.visible_spectrum(kernel, floor)
     return PreparedKernel(rows=(vectors * values.sqrt(),))
 
 
 def _nuclear_cosine(one: PreparedKernel, two: PreparedKernel) -> Tensor:
     (a,), (b,) = one.rows, two.rows
-    return kernels.nuclear_norm(a, b) / (a.norm() * b.norm())
+    return stored_kernels.nuclear_norm(a, b) / (a.norm() * b.norm())
 
 
 def _nuclear_shares(a: Tensor, b: Tensor) -> Tensor:  # (N, r), (N, s) -> (N,)
@@ -111,10 +111,10 @@ def _from_blocks(
         found = []
         both = (square_blocks(rep, asked, device) for rep in (a, b))
         for pair in zip(*both, strict=True):
-            one, two = (kernels.psd_factor(square) for square, _ in pair)
+            one, two = (stored_kernels.psd_factor(square) for square, _ in pair)
             # traces of the factors, so that a network is exactly like itself
             traces = (factor.square().sum((-1, -2)) for factor in (one, two))
-            norms = torch.stack([kernels.nuclear_norm(x[None], two) for x in one])
+            norms = torch.stack([stored_kernels.nuclear_norm(x[None], two) for x in one])
             found.append((norms, *traces, *(least for _, least in pair)))
         return [torch.stack(x).cpu() for x in zip(*found, strict=True)]
 
@@ -135,7 +135,7 @@ def _from_buckets(
 
     Leaving out buckets is to first order: with AᵀB = U Σ Vᵀ, the norm loses Σ_h (A U Vᵀ Bᵀ)_hh.
     """
-    one, two = kernels.psd_factor(one), kernels.psd_factor(two)
+    one, two = stored_kernels.psd_factor(one), stored_kernels.psd_factor(two)
     whole, each = [], []
     for x in one:
         u, values, vt = torch.linalg.svd(x.mT @ two, full_matrices=False)

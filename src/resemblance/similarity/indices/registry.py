@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ...representation.notes import Note
     from ...representation.representation import Representation
     from ..block_estimator import LayerPairing
-    from ..compare_config import CompareConfig
     from ..jackknife import Estimate
+    from ..kernels import CompareConfig
 
 Use = Literal["compare", "compare_all"]
 Invariance = Literal["rotation", "scale", "permutation", "shift", "linear", "sample-scale"]

@@ -14,7 +14,6 @@ from ...representation.notes import Note
 from ...representation.representation import Representation
 from .. import jackknife
 from ..block_estimator import LayerPairing
-from ..compare_config import CompareConfig
 from ..function_estimator import (
     block_deviations,
     deviations_without_blocks,
@@ -22,6 +21,7 @@ from ..function_estimator import (
     square_blocks,
 )
 from ..jackknife import Estimate
+from ..kernels import CompareConfig
 from ..pair_statistics import cosine_matrix
 from ..pairing import same_samples
 from .registry import SimilarityIndex
