@@ -58,14 +58,16 @@ class Scale:
     steps: int = 2500  # at most
     seconds: float = 50.0  # of training, of the base and of its twin
     population: int = 2048  # sequences
-    sequences: int = 256  # of a draw, and of a file
+    sequences: int = 256  # of a draw
+    checked: int = 768  # of a file that `check` judges
+    tried: int = 128  # to find the pruning whose KL is the limit
     tokens: int = 16  # of a sequence
     draws: int = 40
     timed: int = 1024  # sequences of a timed pass
     repeats: int = 5
 
 
-TINY = Scale(1500, 400_000, 300_000, 48, 32, 2, 16, 40, 3.0, 96, 48, 4, 3, 32, 1)
+TINY = Scale(1500, 400_000, 300_000, 48, 32, 2, 16, 40, 3.0, 96, 48, 64, 16, 4, 3, 32, 1)
 
 
 class Clock:
@@ -200,16 +202,32 @@ def pruned(share: float) -> Callable[[Tensor], Tensor]:
     return edit
 
 
-def copies(base: nn.Module, text: Tensor, scale: Scale) -> Iterator[tuple[str, nn.Module]]:
+def copies(
+    base: nn.Module, text: Tensor, tried: Tensor, scale: Scale
+) -> Iterator[tuple[str, nn.Module]]:
     """Copies of a network by name; the twin is made elsewhere."""
     for bits in (8, 4, 3, 6, 5):
         yield f"int{bits}", edited(base, rounded(bits))
     for share in (30, 40, 50):
         yield f"pruned-{share}", edited(base, pruned(share / 100))
+    share = share_at_the_limit(base, tried)
+    yield "pruned-to-the-limit", edited(base, pruned(share))
     yield "bf16", copy.deepcopy(base).to(torch.bfloat16)
     tuned = copy.deepcopy(base)
     trained(tuned, text, scale, seed=5, rate=1e-4, part=0.05)
     yield "tuned", tuned
+
+
+def share_at_the_limit(base: nn.Module, ids: Tensor) -> float:
+    """The share of weights without which KL is the limit, on sequences used for nothing else."""
+    places = torch.arange(ids.shape[1]).expand(len(ids), -1)[:, 8::8]
+    z = logits(base, ids, places)
+    low, high = 0.0, 0.8
+    for _ in range(9):
+        share = (low + high) / 2
+        kl = exact(z, logits(edited(base, pruned(share)), ids, places))[0].mean()
+        low, high = (share, high) if kl < LIMIT else (low, share)
+    return (low + high) / 2
 
 
 # -- estimates ----------------------------------------------------------------------------------
@@ -404,7 +422,8 @@ def run(scale: Scale, device: torch.device, out: Path) -> dict[str, Any]:
     places = torch.rand(len(ids), scale.length, generator=generator).argsort(1)[:, : scale.tokens]
     z = logits(base, ids, places)
     of_base = [summarised(z, drawn(seed, scale), seed) for seed in range(scale.draws)]
-    recorded = unseen[: scale.sequences]
+    recorded = unseen[: scale.checked]
+    tried = unseen[scale.population :][: scale.tried]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         rep = record(base, recorded, scale, gradients=False, name="base")
         path = rep.save(Path(folder, "base.rsm"))
@@ -413,7 +432,7 @@ def run(scale: Scale, device: torch.device, out: Path) -> dict[str, Any]:
         save()
 
         def everything() -> Iterator[tuple[str, nn.Module]]:
-            yield from copies(base, train, scale)
+            yield from copies(base, train, tried, scale)
             yield "twin", twin
 
         for name, net in everything():
