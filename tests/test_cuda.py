@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -562,6 +563,11 @@ class Images(Dataset):
         return IMAGES[i].float() / 255, LABELS[i]
 
 
+def rows_of_images(samples):
+    x, labels = zip(*samples, strict=True)
+    return torch.stack(x), torch.stack(labels)
+
+
 def refilled(batch=50, *, pinned):
     """Batches in one buffer, which the next is written into at once."""
     buffer = torch.empty(batch, *IMAGES.shape[1:], pin_memory=pinned)
@@ -586,6 +592,10 @@ def from_the_host(kind, path):
         "pinning loader": lambda: DataLoader(Images(), batch_size=7, pin_memory=True),
         "workers": lambda: DataLoader(Images(), batch_size=7, num_workers=2),
         "pinning workers": lambda: DataLoader(Images(), num_workers=2, pin_memory=True),
+        "collating workers": lambda: DataLoader(Images(), num_workers=2, collate_fn=rows_of_images),
+        "collating, pinning workers": lambda: DataLoader(
+            Images(), num_workers=2, collate_fn=rows_of_images, pin_memory=True
+        ),
     }[kind]()
 
 
@@ -597,6 +607,7 @@ def slowly(net, batch):
 
 SIDES = ["pageable", "channels last", "pinned", "array", "memory-mapped", "read-only", "dict"]
 SIDES += ["loader over tensors", "loader", "pinning loader", "workers", "pinning workers"]
+SIDES += ["collating workers", "collating, pinning workers"]
 HOST = {"block": 16, "batch_size": 48, "call": slowly, "progress": False}
 
 
@@ -658,10 +669,19 @@ def test_data_from_the_host_take_a_few_batches_more_of_a_gpu():
     assert torch.cuda.memory_reserved() - held < 8 * size  # which is taken 20 MiB at a time
 
 
+def other_threads():
+    """How many threads there are, once those of queues that are closed have ended."""
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(timeout=10)
+    return threading.active_count()
+
+
 @pytest.mark.slow
 def test_a_hundred_passes_leave_no_thread_and_no_memory():
     net = networks.seeded(networks.ResNet).cuda()
     sources = [(IMAGES.float(), LABELS), DataLoader(Images(), batch_size=7, pin_memory=True)]
+    sources += [DataLoader(Images(), num_workers=2)]
     how = {"block": 16, "batch_size": 64, "progress": False}
 
     def held():
@@ -672,9 +692,9 @@ def test_a_hundred_passes_leave_no_thread_and_no_memory():
 
     for i in range(110):
         if i == 10:
-            threads, (allocated, reserved, resident) = threading.active_count(), held()
-        rs.record(net, sources[i % 2], **how)
-    assert threading.active_count() == threads
+            threads, (allocated, reserved, resident) = other_threads(), held()
+        rs.record(net, sources[i % 3], **how)
+    assert other_threads() == threads
     after = held()
     assert after[0] == allocated
     assert after[1] - reserved <= 2**25  # a block or two more, as the host was further ahead
@@ -698,3 +718,36 @@ def test_an_error_with_data_from_the_host_surfaces_and_leaves_no_thread(error, w
         rs.record(net, data, **{**HOST, "call": call})
     assert threading.active_count() == before
     assert rs.record(net, (IMAGES.float(), LABELS), **HOST).samples == 300
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_an_error_with_workers_ends_them_and_the_thread_that_pins_what_they_send(error):
+    calls = []
+
+    def call(net, batch):
+        calls.append(threading.active_count())
+        if len(calls) == 5:
+            raise error("as it is")
+        return net(batch[0])
+
+    net, before = networks.seeded(networks.ResNet).cuda(), other_threads()
+    children = len(multiprocessing.active_children())
+    with pytest.raises(error, match="as it is"):
+        rs.record(net, DataLoader(Images(), num_workers=2), **{**HOST, "call": call})
+    assert other_threads() == before
+    assert len(multiprocessing.active_children()) == children
+
+
+def test_auto_takes_the_batches_that_memory_allows_and_gives_the_same():
+    net, sizes = networks.seeded(networks.ResNet).cuda(), []
+
+    def call(net, batch):
+        sizes.append(len(batch[0]))
+        return net(batch[0])
+
+    data, how = (IMAGES.float().cuda(), LABELS), {"block": 16, "progress": False}
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        found = rs.record(net, data, call=call, **how)
+        expected = rs.record(net, data, batch_size=48, **how)
+    assert max(sizes) == 300  # of a network as small as this
+    assert max(differences(expected, found)) < 3e-4

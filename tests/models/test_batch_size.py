@@ -42,6 +42,13 @@ def test_whole_blocks_in_half_of_the_memory(block, each, free, expected):
     assert largest_batch_size(block, each, free) == expected
 
 
+@pytest.mark.parametrize(
+    ("inputs", "expected"), [(4 * 3 * 224**2, 384), (4 * 3 * 32**2, 4096), (2**27, 2), (2**30, 1)]
+)
+def test_inputs_that_are_sent_together_have_a_limit(inputs, expected):
+    assert largest_batch_size(128, 1, 64 * GIB, inputs) == expected
+
+
 def test_128_on_a_cpu_and_where_bits_must_not_vary():
     assert (
         choose_batch_size(None, 16, 0, False)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ import torch
 from resemblance._ops import devices
 from resemblance._ops.devices import (
     HostToDevice,
-    allocated_gpu_memory,
+    MemoryWatch,
     available_host_memory,
     check_device,
     concat_bytes,
@@ -22,6 +24,7 @@ from resemblance._ops.devices import (
     copy_all_to_host_async,
     copy_to_device_async,
     free_gpu_memory,
+    free_shared_pages,
     gather_rows,
     split_bytes,
     zeros_in_own_pages,
@@ -149,7 +152,10 @@ CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def test_without_a_gpu_nothing_is_allocated_on_it():
-    assert allocated_gpu_memory(None) == allocated_gpu_memory(torch.device("cpu")) == 0
+    for device in (None, torch.device("cpu")):
+        watch = MemoryWatch(device)
+        watch.look()
+        assert watch.bound == watch.estimate == 0
 
 
 @CUDA
@@ -166,10 +172,35 @@ def test_what_torch_keeps_unused_is_free():
 @CUDA
 def test_what_was_freed_was_allocated_all_the_same():
     device = torch.device("cuda")
-    before = allocated_gpu_memory(device)
-    for _ in range(3):
-        torch.empty(2**20, dtype=torch.uint8, device=device)
-    assert allocated_gpu_memory(device) - before >= 3 * 2**20
+    watch = MemoryWatch(device)
+    for _ in range(8):
+        held = torch.empty(2**20, dtype=torch.uint8, device=device)
+        watch.look()
+    assert watch.bound >= 8 * held.nbytes
+    assert 2 * 2**20 <= watch.estimate <= 4 * 2**20  # of one or two at a time
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is freed")
+def test_pages_that_processes_share_are_freed_for_all_of_them():
+    def shared_pages():
+        status = Path("/proc/self/status").read_text()
+        return int(re.search(r"RssShmem:\s*(\d+) kB", status)[1])
+
+    x = torch.empty(2**22).share_memory_().fill_(1)
+    part, before = x[3:], shared_pages()
+    free_shared_pages(part)
+    assert before - shared_pages() > 0.9 * x.nbytes / 1024
+    assert part[5] == 0  # of the part's storage, all of it
+    assert x[0] == 0
+    x.fill_(2)  # there as ever
+    assert x.sum() == 2**23
+
+
+@pytest.mark.parametrize("x", [torch.ones(2**20), torch.ones(()), torch.ones(0), torch.ones(3)])
+def test_other_memory_stays_as_it_is(x):
+    free_shared_pages(x)
+    assert (x == 1).all()
+    free_shared_pages(torch.ones(3).share_memory_())  # less than a page
 
 
 X = torch.arange(6 * 4 * 2 * 8, dtype=torch.float32).reshape(6, 4, 2, 8)

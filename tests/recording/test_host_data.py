@@ -5,6 +5,7 @@ What only a GPU can show is in tests/test_cuda.py.
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import networks
 import resemblance as rs
 import stored
+from resemblance._data import make_source
 from resemblance._models import run
 from resemblance.errors import DataError
 
@@ -127,3 +129,120 @@ def test_an_error_of_the_data_surfaces_as_it_is(error, beside):
     with pytest.raises(error, match="as it is"):
         rs.record(networks.seeded(networks.MLP), DataLoader(Ends(), batch_size=7), **OPTIONS)
     assert threading.active_count() == before
+
+
+# -- what worker processes send, pinned by the loader's own thread ---------------------------------
+
+SHARED = torch.arange(4096.0).share_memory_()
+
+
+class Large(Dataset):
+    """Samples of several pages."""
+
+    error = None
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        if self.error is not None and i == 7:
+            raise self.error
+        return torch.full((4096,), float(i)), i
+
+
+@pytest.fixture
+def pinned(monkeypatch):
+    """Torch's thread runs as if there were a GPU; the threads that pinned something."""
+    threads, pin = [], torch.Tensor.clone
+
+    def pin_memory(x, device=None):
+        threads.append(threading.current_thread())
+        return pin(x)
+
+    for name, value in {
+        "is_available": True,
+        "current_accelerator": torch.device("cuda"),
+        "current_device_index": 0,
+        "set_device_index": None,
+    }.items():
+        monkeypatch.setattr(torch.accelerator, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    return threads
+
+
+GROUPS = [np.arange(i, i + 6) for i in range(0, 24, 6)]
+
+
+def fetched(loader):
+    return make_source._fetch_from_loader(loader, pin_memory=True)(GROUPS)
+
+
+def test_batches_of_workers_are_pinned_beside_the_callers_thread(pinned):
+    before, threads = threading.active_count(), torch.get_num_threads()
+    for (x, labels), group in zip(fetched(DataLoader(Large(), num_workers=2)), GROUPS, strict=True):
+        assert torch.equal(x, torch.tensor(group, dtype=torch.float32)[:, None].expand(6, 4096))
+        assert labels.tolist() == group.tolist()
+        assert not x.is_shared()
+    assert len(pinned) == 8
+    assert threading.current_thread() not in pinned
+    assert threading.active_count() == before
+    found = []
+    later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert found == [threads]  # torch's thread takes a single one for itself
+
+
+def test_memory_that_others_have_too_is_not_freed(pinned):
+    def collate(samples):
+        return SHARED[: len(samples)], torch.tensor([i for _, i in samples])
+
+    for x, _ in fetched(DataLoader(Large(), num_workers=1, collate_fn=collate)):
+        assert x.tolist() == [0, 1, 2, 3, 4, 5]
+    assert SHARED.tolist() == list(range(4096))
+
+
+def test_large_batches_and_those_of_this_process_are_left_as_they_are(pinned, monkeypatch):
+    monkeypatch.setattr(make_source, "_PINNED_BYTES", 2**16)
+    for loader in (DataLoader(Large(), num_workers=1), DataLoader(Large())):
+        samples = [x for x, _ in fetched(loader)]
+        assert torch.cat(samples)[:, 0].tolist() == list(range(24))
+    assert not pinned
+
+
+@pytest.mark.parametrize("end", ["error", "interrupt", "abandoned"])
+def test_the_end_of_a_pass_leaves_no_thread_of_the_loader(end, pinned):
+    data, kept = Large(), None
+    if end == "error":
+        data.error = ZeroDivisionError("as it is")
+    before, batches = threading.active_count(), fetched(DataLoader(data, num_workers=2))
+    next(batches)
+    assert threading.active_count() > before
+    if end == "abandoned":
+        batches.close()
+    elif end == "interrupt":
+        with pytest.raises(KeyboardInterrupt) as kept:
+            batches.throw(KeyboardInterrupt)
+    else:
+        with pytest.raises(ZeroDivisionError, match="as it is") as kept:
+            list(batches)
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":  # of queues to the workers, which are closed
+            thread.join(timeout=10)
+    assert threading.active_count() == before
+    del kept  # until here, with all that the frames held
+
+
+def test_an_error_of_the_network_ends_the_workers(beside):
+    def call(net, batch):
+        if len(batch[0]) > 2:
+            raise ZeroDivisionError("as it is")
+        return net(batch[0])
+
+    children = len(multiprocessing.active_children())
+    with pytest.raises(ZeroDivisionError) as kept:
+        rs.record(
+            networks.seeded(networks.MLP), DataLoader(Rows(), num_workers=1), call=call, **OPTIONS
+        )
+    assert kept.tb is not None
+    assert len(multiprocessing.active_children()) == children

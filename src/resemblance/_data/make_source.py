@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from .._ops.devices import free_shared_pages
 from .._utils.hashing import seeded_permutation
 from ..errors import DataError, ResemblanceError, first_line
 from .batches import (
@@ -121,7 +122,7 @@ def make_source(
     if isinstance(data, DataLoader):
         if _covers_dataset(data):
             total = len(data.dataset)  # type: ignore[arg-type]
-            fetch = _fetch_from_loader(data)
+            fetch = _fetch_from_loader(data, pin_memory=pin_memory and torch.cuda.is_available())
             return _indexed_source(total, fetch, seed, block_size(total, block, fewest))
         data = _copy_with_own_generator(data)
         data._iterator = None  # of workers that are kept for the caller
@@ -176,9 +177,46 @@ def _covers_dataset(loader: DataLoader[Any]) -> bool:
     return once and batched and not isinstance(loader.dataset, IterableDataset)
 
 
-def _fetch_from_loader(loader: DataLoader[Any]) -> Fetch:
+class _WorkerBatch:
+    """A batch of a worker process, which the loader's own thread moves into pinned memory.
+
+    torch has a thread that calls `pin_memory` of what worker processes send. It unpickles, copies
+    and frees beside the caller's thread, which launches kernels.
+    """
+
+    def __init__(self, samples: Any, most: int, *, unshared: bool) -> None:
+        self.samples = samples
+        self._most = most  # bytes that are pinned
+        self._unshared = unshared  # whether nobody else has the memory of its tensors
+
+    def pin_memory(self) -> _WorkerBatch:
+        """The batch in pinned memory, unless that would be a lot; its own memory is freed."""
+        leaves = [x for x in batch_leaves(self.samples) if isinstance(x, Tensor)]
+        on_host = all(x.device.type == "cpu" and x.layout == torch.strided for x in leaves)
+        if not on_host or sum(x.nbytes for x in leaves) > self._most:
+            return self
+        samples = tree_map(lambda x: x.pin_memory() if isinstance(x, Tensor) else x, self.samples)
+        if self._unshared:
+            for x in leaves:
+                free_shared_pages(x)
+        return _WorkerBatch(samples, self._most, unshared=False)
+
+
+def _samples_of(batch: Any) -> Any:
+    return batch.samples if isinstance(batch, _WorkerBatch) else batch
+
+
+def _collate_to_be_pinned(
+    collate: Callable[[Any], Any], most: int, unshared: bool, samples: Any
+) -> _WorkerBatch:
+    return _WorkerBatch(collate(samples), most, unshared=unshared)
+
+
+_PINNED_BYTES = 2**32  # the most of all batches that wait for a pass
+
+
+def _fetch_from_loader(loader: DataLoader[Any], *, pin_memory: bool = False) -> Fetch:
     options: dict[str, Any] = {
-        "pin_memory": loader.pin_memory,
         "worker_init_fn": loader.worker_init_fn,
         "timeout": loader.timeout,
         "multiprocessing_context": loader.multiprocessing_context,
@@ -195,19 +233,35 @@ def _fetch_from_loader(loader: DataLoader[Any]) -> Fetch:
         head = list(itertools.islice(remaining, loader.num_workers))
         # A loader draws its workers' seed, from the global generator if it has none of its own.
         groups_of_numbers: Any = (group.tolist() for group in itertools.chain(head, remaining))
-        own_loader = DataLoader(
-            dataset,
-            batch_sampler=groups_of_numbers,
-            collate_fn=partial(_collate_samples, collate),
-            num_workers=len(head),
-            generator=torch.Generator(),
-            **options,
+        put_together: Callable[[Any], Any] = partial(_collate_samples, collate)
+        # the caller's own pinning knows the caller's own kinds of batches
+        pinned = pin_memory and len(head) > 0
+        pinned &= collate is default_collate or not loader.pin_memory
+        if pinned:
+            most = _PINNED_BYTES // (len(head) * (loader.prefetch_factor or 1))
+            unshared = collate is default_collate  # which stacks samples in new memory
+            put_together = partial(_collate_to_be_pinned, put_together, most, unshared)
+        batches = iter(
+            DataLoader(
+                dataset,
+                batch_sampler=groups_of_numbers,
+                collate_fn=put_together,
+                num_workers=len(head),
+                generator=torch.Generator(),
+                pin_memory=pinned or loader.pin_memory,
+                **options,
+            )
         )
         try:
-            yield from own_loader
+            yield from map(_samples_of, batches)
         except DataError as error:  # from a worker process with its traceback in the message
             message = str(error).strip().splitlines()[-1]
             raise DataError(message.removeprefix("resemblance.errors.DataError: ")) from error
+        finally:
+            if end := getattr(batches, "_shutdown_workers", None):
+                end()  # which a traceback that somebody keeps would put off
+            if pinned:  # whose thread sets the number that later threads begin with
+                torch.set_num_threads(torch.get_num_threads())
 
     return fetch
 
@@ -252,7 +306,7 @@ def _indexed_source(
                 )
             yield samples
 
-    def batches(batch_size: int, share: Share) -> Iterator[Batch]:
+    def batches(batch_size: int, share: Share) -> Generator[Batch, None, None]:
         numbers = share.of(-(-total // block))
 
         def groups() -> Iterator[list[Piece]]:
@@ -300,7 +354,7 @@ def _iterable_source(stream: Iterable[Any], block: BlockSize) -> Source:
         names = tuple(map(str, samples[KEY_FIELD]))
         return without_metadata(samples), names, [index_of_key(name) for name in names]
 
-    def batches(batch_size: int, share: Share) -> Iterator[Batch]:
+    def batches(batch_size: int, share: Share) -> Generator[Batch, None, None]:
         blocks = _rebatch(itertools.chain([head], filled), size)
         for batch in _stream_batches(blocks, size, batch_size, share, split_keys):
             for index, name in zip(batch.indices.tolist(), batch.names, strict=False):
@@ -337,7 +391,7 @@ def _stream_source(stream: Stream, seed: int, block: BlockSize) -> Source:
     def split_keys(lazies: Any) -> tuple[Any, tuple[str, ...], list[int]]:
         return lazies, tuple(lazy.where for lazy in lazies), [lazy.index for lazy in lazies]
 
-    def batches(batch_size: int, share: Share) -> Iterator[Batch]:
+    def batches(batch_size: int, share: Share) -> Generator[Batch, None, None]:
         blocks = chunks(itertools.chain(head, samples), size)
         for batch in _stream_batches(blocks, size, batch_size, share, split_keys):
             decoded = [stream.load_or_skip(lazy, trial[0]) for lazy in batch.samples]

@@ -10,7 +10,7 @@ kind of data.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -94,7 +94,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Source:
-    batches: Callable[[int, Share], Iterator[Batch]]  # of at most so many samples, of some blocks
+    # of at most so many samples, of some blocks; closed by who stops before the end
+    batches: Callable[[int, Share], Generator[Batch, None, None]]
     first: Any  # a batch of a few samples, to try the model on
     block: int  # samples in a block
     total: int | None  # samples in the whole data set, None for a stream

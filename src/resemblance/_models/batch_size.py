@@ -1,7 +1,7 @@
 """Choose the batch size for `batch_size="auto"`, and split batches that run out of memory.
 
 On a GPU small batches waste time and large ones run out of memory, so the size is computed from
-what a trial allocated per sample and from the free memory. On other devices it is fixed, and
+the memory that a trial took per sample and from the free memory. On other devices it is fixed, and
 smaller for networks with large outputs: logits over a vocabulary of 250,000 take 1 MB per position,
 several times over. Results do not depend on the batch size.
 
@@ -22,17 +22,22 @@ from .._ops.devices import free_gpu_memory
 from ..errors import DataError, warn
 
 DEFAULT_BATCH_SIZE, _MAX_BATCH_SIZE, _TOKENS = 128, 4096, 4096
+_MAX_INPUT_BYTES = 2**28  # of inputs in a batch: 446 images of 224 x 224 in float32
 _MAX_OUTPUT_VALUES = 2**26  # of outputs in a batch whose size is fixed: 256 MiB in float32
 
 
-def largest_batch_size(block: int, each: int, free: int) -> int:
+def largest_batch_size(block: int, each: int, free: int, inputs: int = 1) -> int:
     """The most samples that take half of `free` bytes at `each`, in whole blocks if that is one.
+
+    Their `inputs`, in bytes of a sample, take 256 MiB or less: a larger batch is no faster, and
+    the GPU waits longer for the first.
 
     >>> (largest_batch_size(128, each=100 * 2**20, free=64 * 2**30),
     ...  largest_batch_size(128, each=2**30, free=2**33))
     (256, 4)
     """
-    samples = max(1, min(free // 2 // max(each, 1), _MAX_BATCH_SIZE))
+    most = min(free // 2 // max(each, 1), _MAX_INPUT_BYTES // max(inputs, 1), _MAX_BATCH_SIZE)
+    samples = max(1, most)
     return samples // block * block or samples
 
 
@@ -44,6 +49,7 @@ def choose_batch_size(
     *,
     length: int = 1,
     values: int = 1,
+    inputs: int = 1,
 ) -> int:
     """The batch size that fits.
 
@@ -54,15 +60,16 @@ def choose_batch_size(
     Args:
         device: the model's.
         block: samples in a block.
-        each: bytes that a sample allocates, 0 if that is not known.
+        each: bytes that a sample takes at the most, 0 if that is not known.
         deterministic: whether runs are to agree bit for bit.
         length: tokens of a sample, 1 where samples are no sequences.
         values: how many the model returns for a sample.
+        inputs: bytes of a sample as the model is given it.
     """
     if device is None or device.type != "cuda" or deterministic or not each:
         usual = max(DEFAULT_BATCH_SIZE, block) if length == 1 else max(1, _TOKENS // length)
         return max(1, min(usual, _MAX_OUTPUT_VALUES // max(1, values)))
-    return largest_batch_size(block, each, free_gpu_memory(device))
+    return largest_batch_size(block, each, free_gpu_memory(device), inputs)
 
 
 def count_cells(batch: Batch) -> int:

@@ -254,18 +254,21 @@ class FirstBatchChecks:
         self._batches = self._samples = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()  # since which batch
 
-    def trial(self, runner: EagerRunner, rows: Rows) -> None:
+    def trial(self, runner: EagerRunner, rows: Rows, look: Callable[[], None]) -> None:
         """Run a small batch of one sample, several times, there and back; it goes nowhere.
 
         Its outputs show if the model is steady, and its features if later batches are in order.
+        `look` is called after the forward pass and at each layer of the backward pass.
         """
 
         def run(model: nn.Module, samples: Any) -> Any:
             outputs = runner.run_model(model, samples)
             self._seen = self._determinism.seen(outputs)
+            look()
             return outputs
 
         def consume(i: int, features: Tensor, gradients: Tensor | None) -> None:
+            look()
             if rows.drawn is None:
                 self._alike[i] = subsample_features(features)[-1].clone()
 

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._data.batches import batch_to_device, num_samples
+from .._data.batches import batch_leaves, batch_to_device, num_samples
 from .._data.make_source import make_source
 from .._data.sources import Batch, BlockSize, Piece, Share, Source
 from .._ops.devices import (
     SENT_BESIDE,
     HostToDevice,
-    allocated_gpu_memory,
+    MemoryWatch,
     require_cpu_default_device,
     retain_freed_memory,
 )
@@ -208,11 +208,12 @@ class ModelPass:
     def batches(self, batch_size: int) -> Iterator[tuple[Batch, Any]]:
         """Batches as they come, each with its samples on the model's device."""
         self.determinism.check()
-        for batch in self.source.batches(batch_size, self.share):
-            batch = self.prepare(batch)
-            yield batch, batch_to_device(batch.samples, self.device, self.sender)
-            if self.sender is not None:
-                self.sender.settle()
+        with contextlib.closing(self.source.batches(batch_size, self.share)) as batches:
+            for batch in batches:
+                batch = self.prepare(batch)
+                yield batch, batch_to_device(batch.samples, self.device, self.sender)
+                if self.sender is not None:
+                    self.sender.settle()
 
     def feed(
         self,
@@ -255,27 +256,29 @@ class ModelPass:
         with progress_bar(progress, self.source.expected(self.share), what) as advance:
             compiled = CompiledRunner(eager, self.outputs, partial(advance, 0)) if compile else None
             with capture:
-                before = allocated_gpu_memory(self.device)
-                checks.trial(eager, Rows(self.trial))
-                took = allocated_gpu_memory(self.device) - before
+                memory = MemoryWatch(self.device)
+                checks.trial(eager, Rows(self.trial), memory.look)
                 splitter = BatchSplitter(None, self.prepare)
                 if isinstance(batch_size, str):  # "auto"
-                    batch_size, splitter.limit = self._batch_size(took, deterministic)
-                batches = self.source.batches(batch_size, self.share)
+                    batch_size, splitter.limit = self._batch_size(memory.estimate, deterministic)
+                runner: Runner = compiled or eager
                 sees = logits is not None
-                for batch in splitter.batches(batches):
-                    if self._feed_batch(compiled or eager, batch, consumer, splitter, checks, sees):
-                        advance(len(batch.indices))
+                # closed also after an error, so that worker processes end
+                with contextlib.closing(self.source.batches(batch_size, self.share)) as batches:
+                    for batch in splitter.batches(batches):
+                        if self._feed_batch(runner, batch, consumer, splitter, checks, sees):
+                            advance(len(batch.indices))
                 checks.end()
             if compiled is not None:
                 compiled.finish()
         return capture.dropped
 
     def _batch_size(self, took: int, deterministic: bool) -> tuple[int, int]:
-        """Samples in a batch, and the cells they have, from what a trial took of a GPU's memory."""
+        """Samples in a batch, and the cells they have, from the GPU memory that a trial took."""
         samples = len(self.trial.indices)
         values = max((x.numel() for x in floating_tensors(self.outputs)), default=0)
         length = count_cells(self.trial) // samples
+        inputs = [x for x in batch_leaves(self.trial.samples) if isinstance(x, Tensor)]
         size = choose_batch_size(
             self.device,
             self.source.block,
@@ -283,6 +286,7 @@ class ModelPass:
             deterministic,
             length=length,
             values=values // samples,
+            inputs=sum(x.nbytes for x in inputs) // samples,
         )
         return size, size * length
 

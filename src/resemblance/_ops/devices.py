@@ -7,9 +7,11 @@ largest block mapped so far, and asks for it again, page by page, for the next b
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import mmap
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -62,11 +64,37 @@ def free_gpu_memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] + held
 
 
-def allocated_gpu_memory(device: torch.device | None) -> int:
-    """Bytes allocated on a GPU so far, freed or not: a trial held no more than this grew by."""
-    if device is None or device.type != "cuda":
-        return 0
-    return torch.cuda.memory_stats(device)["allocated_bytes.all.allocated"]
+class MemoryWatch:
+    """What some work takes of a GPU's memory: 0 on other devices.
+
+    torch's own record of the peak is the process's, and its users'. Instead, `look` now and then
+    while the work goes on.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._device = device if device is not None and device.type == "cuda" else None
+        self._before = self._bytes()
+        self._most = self._before["current"]
+
+    def _bytes(self) -> dict[str, int]:
+        if self._device is None:
+            return {"current": 0, "allocated": 0}
+        stats = torch.cuda.memory_stats(self._device)
+        return {key: stats[f"allocated_bytes.all.{key}"] for key in ("current", "allocated")}
+
+    def look(self) -> None:
+        """Note what is held at the moment."""
+        self._most = max(self._most, self._bytes()["current"])
+
+    @property
+    def bound(self) -> int:
+        """Bytes that were surely enough: all that were allocated, freed or not."""
+        return self._bytes()["allocated"] - self._before["allocated"]
+
+    @property
+    def estimate(self) -> int:
+        """Twice what was held when it was looked at, or the bound if that is less."""
+        return min(self.bound, 2 * (self._most - self._before["current"])) or self.bound
 
 
 _MMAP_THRESHOLD_BYTES = 2**25 - 2**16  # the largest block whose freeing still teaches glibc
@@ -149,6 +177,29 @@ def gather_rows(x: Tensor, where: Tensor) -> Tensor:
         )
         # as `x[where]`, where index_select starts all threads anew for each large sample
         return torch.ops.aten.index.Tensor_out(x, [where], out=rows)
+
+
+def free_shared_pages(x: Tensor) -> None:
+    """Free the memory of a tensor that processes share, for all of them; its values become zeros.
+
+    The tensor itself stays. Freeing 154 MB takes longer than copying them, and where a tensor is
+    deleted, no other thread of Python can run meanwhile; here they can. On other systems than
+    Linux this does nothing.
+    """
+    if sys.platform == "linux" and x.is_shared() and x.device.type == "cpu":
+        storage = x.untyped_storage()
+        start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
+        if start < stop:  # where the system refuses, deleting the tensor frees it
+            _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _MADV_REMOVE)
+
+
+_MADV_REMOVE = 9  # in Linux, on every processor that torch is built for
+
+
+@functools.cache
+def _libc() -> Any:
+    return ctypes.CDLL(None)  # whose functions run without Python's lock
 
 
 class HostToDevice:

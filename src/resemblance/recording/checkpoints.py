@@ -23,7 +23,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -180,7 +180,7 @@ def with_verification(
     if not again.any():
         return source
 
-    def batches(batch_size: int, share: Share) -> Iterator[Batch]:
+    def batches(batch_size: int, share: Share) -> Generator[Batch, None, None]:
         share = replace(share, done=(hashes != 0) & ~again)
         own = share.of(len(hashes))
         left = set(own[again[own]].tolist())

@@ -167,8 +167,9 @@ def record(
             are always exact. `"auto"` keeps a layer's accumulators under 64 MiB, None folds
             nothing.
         batch_size: samples per forward pass. `"auto"` picks the largest that fits in half of the
-            free GPU memory (at most 4,096), or 128 on a CPU, fewer where outputs for these take
-            more than 256 MiB. Results do not depend on it beyond floating-point round-off.
+            free GPU memory (at most 4,096, whose inputs take at most 256 MiB), or 128 on a CPU,
+            fewer where outputs for these take more than 256 MiB. Results do not depend on it
+            beyond floating-point round-off.
         shard: `(i, n)` records every n-th block from the i-th on, for `merge`. `"ranks"` shares the
             blocks among the processes of torch.distributed's default group: all must call `record`,
             and all return the whole recording.
