@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import resemblance as rs
 from resemblance._models.run import open_pass
-from resemblance.recording.running_statistics import OrderCheck
+from resemblance.recording.stream_order import OrderCheck
 
 CLASSES, WIDTH = 10, 32
 BLOCK, KEPT = 128, 64  # samples in a block, and blocks that are kept

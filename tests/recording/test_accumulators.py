@@ -201,7 +201,7 @@ def test_places_are_kept_as_long_as_norms_are(monkeypatch, batch_size, bad):
     how = {"block": 8, "on_bad": "skip", "batch_size": batch_size, "progress": False}
     data = with_bad(float("nan"), *bad).repeat(3, 1)
     every = rs.record(mlp(), data, data_id="x", **how)[0].features.norms
-    for room in ("running_statistics", "accumulators"):
+    for room in ("layer_accumulator", "accumulators"):
         monkeypatch.setattr(f"resemblance.recording.{room}.NORMS_KEPT", 20)
     seen = []
     result = Accumulators.result

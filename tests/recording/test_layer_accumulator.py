@@ -15,11 +15,11 @@ from resemblance.errors import DataError
 from resemblance.recording.layer_accumulator import (
     BatchPlan,
     LayerAccumulator,
+    Moments,
     estimate_layer_bytes,
     finish_layers,
     send_to_host,
 )
-from resemblance.recording.running_statistics import Moments
 from resemblance.representation.representation import Settings
 
 G = torch.Generator().manual_seed(0)

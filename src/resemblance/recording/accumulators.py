@@ -40,6 +40,8 @@ from .gram_blocks import VectorBuffer
 from .layer_accumulator import (
     BatchPlan,
     LayerAccumulator,
+    Moments,
+    NormsByLayer,
     buckets_nest_in_sketch,
     finish_layers,
     pack_kernels,
@@ -47,7 +49,7 @@ from .layer_accumulator import (
     squared_norms,
 )
 from .output_summary import OutputSummary
-from .running_statistics import Moments, NormsByLayer, OrderCheck
+from .stream_order import OrderCheck
 
 _HASHED_ON_DEVICE = {"cuda"}  # devices that hash samples in one reading
 _BATCHES_AHEAD = 4  # that the host may be of a GPU, so that neither waits for the other

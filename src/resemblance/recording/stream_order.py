@@ -1,123 +1,20 @@
-"""Running statistics over samples: squared norms, inner products, and variance between blocks.
+"""Warning about sorted streams, by an analysis of variance over blocks of samples (`OrderCheck`).
 
-`Moments` sums ‖f‖², ‖g‖², ‖f‖²‖g‖² and powers of ⟨f, g⟩ in float64, and keeps the squared norms of
-the first samples. All layers of a batch are summed together, because on a GPU one launch per layer
-costs more than the sums.
-
-`OrderCheck` detects sorted streams by an analysis of variance over blocks. Estimates from blocks
-are good only if samples come in random order. Then means of blocks of n samples have a variance of
-1/n of that among samples; in a sorted stream it is larger. Blocks after those that are stored are
-examined too, because a stream may begin in random order and change later.
+Estimates from blocks are good only if samples come in random order. Then means of blocks of n
+samples have a variance of 1/n of that among samples; in a sorted stream it is larger. Blocks after
+those that are stored are examined too, because a stream may begin in random order and change later.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .._ops.devices import copy_all_to_host_async, copy_to_device_async
 from ..errors import warn
-from ..representation.layer import NORMS_KEPT, Kind, Products
-from .gram_blocks import GrowingRows
-
-# Batches that are summed up together, by device. On a CPU nothing small waits, as with `Rows`.
-_BATCHES_PER_SUM = {"cuda": 32}
-
-NormsByLayer = dict[tuple[Kind, int], Tensor]  # of each kind and layer, one of each sample (n,)
-
-
-@dataclass(frozen=True)
-class LayerMoments:
-    """What came together for one layer."""
-
-    traces: dict[Kind, float]
-    norms: dict[Kind, Tensor]  # by place in the order, as far as they are kept
-    products: Products | None
-
-
-class Moments:
-    """Sums in float64 over the samples that come, and the first of the norms themselves."""
-
-    def __init__(self) -> None:
-        self._keys: list[tuple[Kind, int]] = []  # of the rows of norms, kind after kind
-        self._held: list[tuple[Tensor, Tensor | None]] = []  # of late batches
-        self._sums: dict[str, Tensor] = {}
-        self._norms = GrowingRows()
-
-    def add(self, keys: list[tuple[Kind, int]], norms: Tensor, inner: Tensor | None) -> None:
-        """Take in a batch: ‖x‖² (keys, n), sorted by kind and layer, and ⟨f, g⟩ (layers, n)."""
-        self._keys = keys
-        self._held.append((norms, inner))
-        if len(self._held) >= _BATCHES_PER_SUM.get(norms.device.type, 1):
-            self.settle()
-
-    def settle(self) -> None:
-        """Add up the batches held, where they lie."""
-        if not self._held:
-            return
-        norms = torch.cat([norms for norms, _ in self._held], 1).double()
-        inners = [inner for _, inner in self._held if inner is not None]
-        self._held = []
-        found = {"traces": norms.sum(1)}
-        if inners:
-            inner = torch.cat(inners, 1).double()
-            found["norms"] = (norms[self._at("features")] * norms[self._at("gradients")]).sum(1)
-            found |= {"inner": inner.sum(1), "inner_squared": (inner**2).sum(1)}
-            found["inner_fourth"] = (inner**4).sum(1)
-        for name, value in found.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-        if len(self._norms) < NORMS_KEPT:
-            self._norms.append(norms.float().T.contiguous())
-
-    def _at(self, kind: Kind) -> slice:
-        """The rows of a kind, which follow each other."""
-        rows = [row for row, key in enumerate(self._keys) if key[0] == kind]
-        return slice(rows[0], rows[-1] + 1)
-
-    def send(self, places: np.ndarray) -> Callable[[], dict[int, LayerMoments]]:
-        """Have all that came sent to the host; the function returned waits for it, by layer.
-
-        `places` are those in the order of the samples that came.
-        """
-        self.settle()
-        names = list(self._sums)
-        norms = _norms_by_place(self._norms.whole(), places)
-        # on the host each in memory of its own, as it is once it has come there from a GPU
-        apart = norms if norms.is_cuda else [row.clone() for row in norms]
-        arrived = copy_all_to_host_async([*self._sums.values(), *apart])
-
-        def result() -> dict[int, LayerMoments]:
-            here = arrived()
-            sums = {name: x.tolist() for name, x in zip(names, here, strict=False)}
-            traces, norms = sums.pop("traces"), here[len(names) :]
-            out: dict[int, LayerMoments] = {}
-            for row, (kind, i) in enumerate(self._keys):
-                if i not in out:
-                    each = {name: values[len(out)] for name, values in sums.items()}
-                    out[i] = LayerMoments({}, {}, Products(**each) if each else None)
-                out[i].traces[kind], out[i].norms[kind] = traces[row], norms[row]
-            return out
-
-        return result
-
-
-def _norms_by_place(
-    norms: Tensor, places: np.ndarray
-) -> Tensor:  # (n, keys), (n,) -> (keys, places)
-    """Norms by place in the order, as far as they are kept; NaN where none came."""
-    norms, places = norms[: len(places)], places[: len(norms)]
-    near = np.flatnonzero(places < NORMS_KEPT)
-    count = int(places[near].max()) + 1 if len(near) else 0
-    to, of = (copy_to_device_async(torch.from_numpy(x), norms.device) for x in (places[near], near))
-    out = norms.new_full((norms.shape[1], count), torch.nan)
-    return out.index_copy_(1, to, norms.index_select(0, of).T)
-
 
 _MAX_SHARE_BETWEEN = 0.02  # of the variance between blocks: a stream above this is warned about
 _MAX_SHARE_APART = 0.01  # of the variance between the blocks that are kept and later ones: as well
