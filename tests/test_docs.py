@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import shlex
@@ -17,9 +18,14 @@ from resemblance.cli.main import main
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
-MADE = ROOT / "docs/reference/api.md"
+MADE = [ROOT / "docs/reference/api.md", *(ROOT / "docs/reference/api").glob("*.md")]
 FIGURES = ROOT / "docs/figures"
 SLOW = {"quickstart.md"}
+SECTIONS = ("Start", "How-to", "Understand", "Reference", "Evidence")
+PARSED = {  # the library that a block needs, and what must read it
+    "yaml": ("yaml", lambda text: importlib.import_module("yaml").safe_load(text)),
+    "toml": ("tomllib", lambda text: importlib.import_module("tomllib").loads(text)),
+}
 NOT_IN_SDIST = [ROOT / "reproduction", ROOT / "benchmarks", FIGURES]
 
 
@@ -33,7 +39,7 @@ def blocks(page):
     [
         pytest.param(p, marks=[pytest.mark.slow] if p.name in SLOW else [])
         for p in PAGES
-        if p != MADE
+        if p not in MADE
     ],
     ids=lambda p: str(p.relative_to(ROOT)),
 )
@@ -42,7 +48,10 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
     for language, text in blocks(page):
-        assert language in ("python", "sh", "console", "text", "json"), language
+        assert language in ("python", "sh", "console", "text", "json", *PARSED), language
+        if language in PARSED:
+            pytest.importorskip(PARSED[language][0])
+            PARSED[language][1](text)
         if language == "python":
             exec(compile(text, str(page), "exec"), names)
         for line in text.splitlines() if language == "sh" else ():
@@ -89,7 +98,11 @@ def made_by(script):
 
 
 def test_the_api_reference_is_up_to_date():
-    assert MADE.read_text() == made_by("build_api").page(), "run python docs/build_api.py"
+    pages = made_by("build_api").pages()
+    assert {path.relative_to(ROOT / "docs/reference").as_posix() for path in MADE} == pages.keys()
+    for name, text in pages.items():
+        path = ROOT / "docs/reference" / name
+        assert path.read_text(encoding="utf-8") == text, "run python docs/build_api.py"
 
 
 def test_the_page_of_copies_says_what_was_measured():
@@ -122,10 +135,11 @@ def test_every_figure_is_in_the_gallery_below_what_made_it():
             assert (ROOT / path).exists(), script
 
 
-def test_the_readme_lists_every_page():
+def test_the_readme_lists_the_sections():
     listed = (ROOT / "README.md").read_text(encoding="utf-8").split("## Documentation")[1]
-    for page in (ROOT / "docs").rglob("*.md"):
-        assert f"({page.relative_to(ROOT)})" in listed, page.name
+    for section in SECTIONS:
+        assert f"**{section}**" in listed
+        assert f"(docs/{section.lower()}/" in listed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
