@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow coverage docs check format hooks package floors clean
+.PHONY: demo test slow coverage docs site check format hooks package floors clean
 
 demo: $(VENV)/demo
 	$(BIN)/resemblance demo
@@ -22,7 +22,11 @@ coverage: $(VENV)/ready
 	$(PYTEST) -n 2 --cov=resemblance --cov-report=term-missing:skip-covered
 
 docs: $(VENV)/ready
-	$(PYTEST) tests/test_docs.py
+	$(PYTEST) tests/test_docs.py tests/test_site.py
+
+# The documentation as a site, in site/. A link that leads nowhere is an error.
+site: $(VENV)/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -61,4 +65,4 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@ $(VENV)/demo
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage resemblance-demo
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage resemblance-demo
