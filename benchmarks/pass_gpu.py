@@ -346,7 +346,8 @@ class Batches(Dataset):
 def rivals(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """pytorch-cka and this package on pairs of networks: a map of CKA of features, layer by layer.
 
-    The peer takes its best of some batch sizes and two memory layouts.
+    The peer takes its best of some batch sizes and two memory layouts. `equal_batches` has the
+    device memory of all at one batch size, of the peer in the layout that takes less.
     """
     try:
         from cka import compute_cka
@@ -408,6 +409,10 @@ def rivals(name: str, options: argparse.Namespace) -> dict[str, Any]:
         for label in how:
             row = rows[f"{label}, {str(dtype)[6:]}"]
             row["of_the_rival"] = round(row["samples_per_second"] / peers["samples_per_second"], 3)
+        held = {label: rows[f"{label}, {str(dtype)[6:]}"]["device_gib"] for label in how}
+        held["pytorch-cka"] = min(tried[batch_size, x]["device_gib"] for x in layouts)
+        peers["equal_batches"] = {"batch_size": batch_size, "device_gib": held}
+        print(f"  GiB of the device in batches of {batch_size}: {held}", flush=True)
     return {"layers": len(layers), "pairs_of": name, "rows": rows}
 
 
