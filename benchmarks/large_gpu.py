@@ -288,7 +288,7 @@ def measure_start_and_end(device: torch.device, options: argparse.Namespace) -> 
     rows: dict[str, Any] = {}
     for case in (record_images, record_sequences):
         name, work = case(device, options.tiny)
-        rows[name] = start_and_end(work, device, 5)
+        rows[name] = start_and_end(work, device, 3)
         del work
         show_start_and_end(name, rows[name])
         if options.out:

@@ -10,6 +10,9 @@ host's time goes in a batch of one more run: in the source (with gathering), in 
 for the device to keep up, and in the rest, which is mostly launching kernels. If source, sending
 and the rest together take longer than the device takes for a batch, the host is what limits.
 
+`--batch-sizes` compares `batch_size="auto"` with explicit sizes instead, at 1,000 and at 10,000
+samples in host tensors, all else at its default.
+
 `--tiny` runs everything in small on whatever device there is, to see that it works.
 """
 
@@ -314,6 +317,42 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> Iterator[tu
         del data, work
 
 
+def batch_sizes(name: str, options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """By number of samples, what `record` reaches at explicit batch sizes and at "auto"."""
+    model, chosen = made(name, options.tiny), list[int]()
+    choose = the_pass.ModelPass._batch_size
+
+    def noted(*arguments: Any) -> tuple[int, int]:
+        found = choose(*arguments)
+        chosen.append(found[0])
+        return found
+
+    for count in options.counts:
+        some = argparse.Namespace(samples=count, tiny=options.tiny)
+        data = tree(lambda x: x.cpu(), data_of(name, some)[0])
+        data = tuple(data) if isinstance(data, list) else data
+        row: dict[str, Any] = {}
+        for size in [*options.batch_sizes, "auto"]:
+
+            def work(size: Any = size, data: Any = data) -> Any:
+                how = {"batch_size": size, "unit": "sample", "data_id": "random"}
+                return rs.record(model, data, progress=False, **how)
+
+            with mock.patch.object(the_pass.ModelPass, "_batch_size", noted):
+                row[str(size)] = rate(work, count, options)
+        best = max(each["samples_per_second"] for each in row.values())
+        auto = row["auto"]
+        auto |= {"chosen": chosen[-1], "share": round(auto["samples_per_second"] / best, 3)}
+        yield str(count), row
+
+
+def show_batch_sizes(count: str, row: dict[str, Any]) -> None:
+    rates = (f"{size} {each['samples_per_second']:,.0f}" for size, each in row.items())
+    auto = row["auto"]
+    print(f"  {count} samples: {', '.join(rates)}; auto is {auto['chosen']}, {auto['share']}")
+    print(end="", flush=True)
+
+
 def show(kind: str, row: dict[str, Any]) -> None:
     def cell(way: str) -> str:
         found = row.get(way)
@@ -333,6 +372,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=default, help="added to if it is there")
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--sources", nargs="*", default=SOURCES, choices=SOURCES)
+    parser.add_argument(
+        "--batch-sizes", nargs="*", type=int, help="beside auto, instead of sources"
+    )
+    parser.add_argument("--counts", nargs="*", type=int, default=[1000, 10000])
     parser.add_argument("--samples", type=int, help="instead of each network's own number")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--patience", type=float, default=12, help="seconds for a row's runs")
@@ -340,6 +383,11 @@ def main() -> None:
     options = parser.parse_args()
     if DEVICE != "cuda" and not options.tiny:
         parser.error("this benchmark needs a GPU that torch can use, or --tiny")
+
+    def keep() -> None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
     results["environment"] = {
         "device": torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu",
@@ -355,12 +403,18 @@ def main() -> None:
         warnings.simplefilter("ignore")  # of layers whose samples differ little
         for name in options.networks:
             print(f"{name}: source alone, record, record at all defaults, shares", flush=True)
-            rows = results.setdefault(name, {"batch_size": NETWORKS[name][1], "rows": {}})["rows"]
+            found = results.setdefault(name, {"batch_size": NETWORKS[name][1], "rows": {}})
+            if options.batch_sizes is not None:
+                for count, row in batch_sizes(name, options):
+                    found.setdefault("batch_sizes", {})[count] = row
+                    show_batch_sizes(count, row)
+                    keep()
+                continue
+            rows = found["rows"]
             for kind, row in measure(name, options, Path(folder)):
                 rows[kind] = row
                 show(kind, row)
-                options.out.parent.mkdir(parents=True, exist_ok=True)
-                options.out.write_text(json.dumps(results, indent=1) + "\n")
+                keep()
 
 
 if __name__ == "__main__":
