@@ -17,7 +17,7 @@ from torch import nn
 import little_language
 import resemblance as rs
 from digit_copies import pruned, rounded, trained, unseen
-from resemblance.analysis.output_divergence import (
+from resemblance.analysis.sensitivity import (
     MEASURES,
     divergence_of_rows,
     mean_of_predictions,

@@ -35,7 +35,6 @@ from ..representation.representation import (
     TokenRows,
 )
 from .config import RecordConfig
-from .embedding_summary import EmbeddingSummary
 from .gram_blocks import VectorBuffer
 from .layer_accumulator import (
     BatchPlan,
@@ -48,7 +47,7 @@ from .layer_accumulator import (
     send_to_host,
     squared_norms,
 )
-from .output_summary import OutputSummary
+from .output_summary import EmbeddingSummary, OutputSummary
 from .stream_order import OrderCheck
 
 _HASHED_ON_DEVICE = {"cuda"}  # devices that hash samples in one reading

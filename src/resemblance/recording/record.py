@@ -63,9 +63,13 @@ from .distributed import (
     record_in_all_ranks,
     refuse_sharded_weights,
 )
-from .embedding_summary import EmbeddingSummary, find_embeddings
 from .layer_accumulator import estimate_layer_bytes
-from .output_summary import OutputSummary, find_logits_reader
+from .output_summary import (
+    EmbeddingSummary,
+    OutputSummary,
+    find_embeddings,
+    find_logits_reader,
+)
 
 
 def record(

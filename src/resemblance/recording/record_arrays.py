@@ -40,8 +40,7 @@ from ..representation.representation import (
 )
 from .accumulators import Accumulators, Origin
 from .config import RecordConfig
-from .embedding_summary import EmbeddingSummary
-from .output_summary import OutputSummary
+from .output_summary import EmbeddingSummary, OutputSummary
 
 
 def record_arrays(
