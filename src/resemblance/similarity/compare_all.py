@@ -8,7 +8,7 @@ by t × R product per block and layer, and each Gram matrix is read once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -118,35 +118,22 @@ def compare_all(
     )
     check_enough_samples(reps[0], asked)
     chosen, matched_by = _matched_layers(reps, layer)
-    sizes = reps[0].block_sizes[: _blocks_to_use(reps, blocks)]
-    weight = block_estimator.block_weights(sizes, reps[0].samples, centre=asked.centre)
-    runs = equal_size_runs(sizes, max(1, _KERNELS_AT_ONCE // len(reps)))
-    used = [(slice(*run), sizes[run[0]]) for run in runs if weight[run[0]]]
-    share = (weight[weight > 0] / weight.sum()).to(device)
-    spans = block_estimator.block_spans(sizes, weight)
-    tokens = reps[0].settings.tokens
-    apart = jackknife.sequence_groups(reps[0], len(share)) if tokens > 1 else None
-    exact = [
-        blocks is None
-        and len(reps) <= _FEW_NETWORKS
-        and all(has_full_gram(x, kernel) for x in layers)
-        for layers in zip(*chosen, strict=True)
-    ]
-    if all(exact):
-        spans = block_estimator.sample_groups(reps[0].samples)
+    of_layers = list(zip(*chosen, strict=True))
+    part = _read_blocks_of(reps, blocks, asked, device)
+    few = blocks is None and len(reps) <= _FEW_NETWORKS
+    exact = [few and all(has_full_gram(x, kernel) for x in layers) for layers in of_layers]
+    spans = block_estimator.sample_groups(reps[0].samples) if all(exact) else part.spans
     scores = torch.zeros(len(reps), len(reps), dtype=torch.float64, device=device)
     averaged = torch.zeros_like(scores)
-    left_out = scores.new_zeros(len(apart or spans), *scores.shape)
+    left_out = scores.new_zeros(len(part.groups or spans), *scores.shape)
     n_eff = []
-    for layers, whole in zip(zip(*chosen, strict=True), exact, strict=True):
+    for layers, whole in zip(of_layers, exact, strict=True):
         if whole:
             here, rest, carried = _scores_from_full_gram(
                 layers, asked, reps[0].samples, spans, device
             )
         else:
-            here, rest, carried = _scores_from_blocks(
-                layers, asked, used, share, reps[0].samples, device, apart
-            )
+            here, rest, carried = _scores_from_blocks(layers, asked, part, device)
         there = here.isfinite()
         averaged += there
         scores += here.clamp(0.0 if index == "cka" else -1.0, 1.0).where(there, 0.0)
@@ -159,13 +146,13 @@ def compare_all(
     means = (x.div_(averaged).cpu().numpy() for x in (scores[None], left_out[:, None]))
     value, error = mean_over_layers(*means)
     carriers = torch.stack(n_eff, 1).cpu().numpy()
-    held = _sample_count(used)
-    alarms = (
+    held = _sample_count(part.used)
+    for alarm in (
         few_samples_note(held, reps[0].settings),
         unreliable_networks_note(reps, carriers, value, held),
-    )
-    for alarm in filter(None, alarms):
-        warn(alarm)
+    ):
+        if alarm:
+            warn(alarm)
     return ComparisonMatrix(
         models=tuple(rep.name for rep in reps),
         scores=value,
@@ -181,6 +168,33 @@ def compare_all(
         matched_by=matched_by,
         behaviour=behaviour_matrix(reps),
     )
+
+
+class _BlocksRead(NamedTuple):
+    """The blocks of samples that are read, and what is left out in turn."""
+
+    used: list[tuple[slice, int]]  # blocks to be read together, and the samples of each
+    share: Tensor  # (k,) each block's part in the whole
+    spans: block_estimator.Spans  # samples of each block
+    groups: list[SequenceGroup] | None  # of tokens: sequences to be left out together
+    samples: int  # in all
+
+
+def _read_blocks_of(
+    reps: Sequence[Representation],
+    blocks: int | None,
+    asked: CompareConfig,
+    device: str | torch.device,
+) -> _BlocksRead:
+    first = reps[0]
+    sizes = first.block_sizes[: _blocks_to_use(reps, blocks)]
+    weight = block_estimator.block_weights(sizes, first.samples, centre=asked.centre)
+    runs = equal_size_runs(sizes, max(1, _KERNELS_AT_ONCE // len(reps)))
+    used = [(slice(*run), sizes[run[0]]) for run in runs if weight[run[0]]]
+    share = (weight[weight > 0] / weight.sum()).to(device)
+    groups = jackknife.sequence_groups(first, len(share)) if first.settings.tokens > 1 else None
+    spans = block_estimator.block_spans(sizes, weight)
+    return _BlocksRead(used, share, spans, groups, first.samples)
 
 
 def _blocks_to_use(reps: Sequence[Representation], blocks: int | None) -> int:
@@ -254,25 +268,20 @@ def _scores_from_full_gram(
 def _scores_from_blocks(
     layers: Sequence[Layer],
     asked: CompareConfig,
-    used: Sequence[tuple[slice, int]],
-    share: Tensor,  # (k,) each block's part in the whole
-    samples: int,
+    part: _BlocksRead,
     device: str | torch.device,
-    apart: Sequence[SequenceGroup] | None = None,  # of tokens: sequences to be left out together
 ) -> tuple[Tensor, Tensor, Tensor]:  # (R, R), (k, R, R), (R,)
     """Scores from blocks, without each of them (or of groups of sequences), and n_eff."""
-    tokens = 1 if apart is None else apart[0].blocks.stop
-    numerators, visible, n_eff = _numerators(layers, asked, used, samples, device, tokens=tokens)
-    numerators.mul_(share[:, None, None])
-    visible.mul_(share[:, None])
+    tokens = 1 if part.groups is None else part.groups[0].blocks.stop
+    numerators, visible, n_eff = _numerators(
+        layers, asked, part.used, part.samples, device, tokens=tokens
+    )
+    numerators.mul_(part.share[:, None, None])
+    visible.mul_(part.share[:, None])
     whole, seen = numerators.sum(0), visible.sum(0)
-    if apart is not None:
+    if part.groups is not None:
         each = (numerators, visible)
-        unit = float(_sample_count(used))
-        rest = [
-            _scores_without_group(g, layers, asked, each, share, samples, device, unit)
-            for g in apart
-        ]
+        rest = [_scores_without_group(g, layers, asked, each, part, device) for g in part.groups]
         return _normalised_scores(whole, seen), torch.stack(rest), n_eff
     for numerator, least in zip(numerators, visible, strict=True):
         numerator.copy_(_normalised_scores(whole - numerator, seen - least))
@@ -284,10 +293,8 @@ def _scores_without_group(
     layers: Sequence[Layer],
     asked: CompareConfig,
     each: tuple[Tensor, Tensor],  # numerators and their round-off, block by block
-    share: Tensor,
-    samples: int,
+    part: _BlocksRead,
     device: str | torch.device,
-    unit: float,
 ) -> Tensor:  # (R, R)
     """Scores with a group of sequences left out, of which a window's blocks keep the rest."""
     numerators, visible = (x.sum(0) - x[group.blocks].sum(0) for x in each)
@@ -295,8 +302,9 @@ def _scores_without_group(
     if m:
         rest = [jackknife.layer_without_group(layer, group) for layer in layers]
         used = [(slice(0, group.blocks.stop - group.blocks.start), m)]
-        less, unseen, _ = _numerators(rest, asked, used, samples, device, unit=unit)
-        lighter = share[group.blocks, None] * (m * (m - 1)) / (size * (size - 1))
+        unit = float(_sample_count(part.used))
+        less, unseen, _ = _numerators(rest, asked, used, part.samples, device, unit=unit)
+        lighter = part.share[group.blocks, None] * (m * (m - 1)) / (size * (size - 1))
         numerators += (less * lighter[..., None]).sum(0)
         visible += (unseen * lighter).sum(0)
     return _normalised_scores(numerators, visible)
@@ -305,7 +313,7 @@ def _scores_without_group(
 def _numerators(
     layers: Sequence[Layer],
     asked: CompareConfig,
-    used: Sequence[tuple[slice, int]],  # blocks to be read together, and the samples of each
+    used: Sequence[tuple[slice, int]],
     samples: int,
     device: str | torch.device,
     *,

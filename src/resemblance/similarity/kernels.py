@@ -21,6 +21,7 @@ two *files* hold what a combination needs is checked in `compare`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
@@ -79,14 +80,6 @@ def _itself(k: Tensor) -> Tensor:
     return k
 
 
-def _product(kf: Tensor, kg: Tensor) -> Tensor:
-    return kf * kg
-
-
-def _sum(kf: Tensor, kg: Tensor) -> Tensor:
-    return kf + kg
-
-
 def _transport(kf: Tensor, kg: Tensor) -> Tensor:
     from .stored_kernels import transport_kernel
 
@@ -99,12 +92,12 @@ KERNEL_TABLE: dict[Kernel, KernelSpec] = {
     "gradients": KernelSpec(("gradients",), _itself, uses=_ALL_USES),
     "product": KernelSpec(
         ("features", "gradients"),
-        _product,
+        operator.mul,
         linear=False,
         uses=_ALL_USES,
         bucket_note=make_note("product-of-buckets"),
     ),
-    "sum": KernelSpec(("features", "gradients"), _sum, over_traces=True),
+    "sum": KernelSpec(("features", "gradients"), operator.add, over_traces=True),
     "elementwise": KernelSpec(("elementwise",), _itself, ratio=False),
     "transport": KernelSpec(
         ("features", "gradients"),

@@ -177,13 +177,12 @@ def iter_blocks(
     *,
     at_once: int = 1,
     loose: bool = False,
-    whole: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """All blocks of a named kernel, as `read_blocks` has them, in `equal_size_runs`."""
     layers = list(layers)
     for start, stop in equal_size_runs(sizes, at_once):
         which = slice(start, stop)
-        yield read_blocks(layers, kernel, which, sizes[start], device, loose=loose, whole=whole)
+        yield read_blocks(layers, kernel, which, sizes[start], device, loose=loose)
 
 
 def round_off_level(

@@ -409,7 +409,9 @@ class OnnxGraph:
             elif all(part.split(".")[0].isdecimal() for part in parts):
                 kind = nn.Sequential
             else:
-                alike = (kind for other, kind in blocks if _overlap(other, parts) >= 0.5)
+                alike = (
+                    kind for other, kind in blocks if 2 * len(other & parts) >= len(other | parts)
+                )
                 kind = next(alike, None) or type("Block", (nn.Module,), {})
                 blocks.append((parts, kind))
             classes.setdefault(each.module, kind)
@@ -562,7 +564,3 @@ def _channels(
             into, out = shapes[0] if "MatMul" in node.op else shapes[0][::-1]
             return {"in_features": int(into), "out_features": int(out)}
     return {"dropout": 0} if issubclass(kind, nn.RNNBase) else {}
-
-
-def _overlap(one: set[str], other: set[str]) -> float:
-    return len(one & other) / len(one | other)

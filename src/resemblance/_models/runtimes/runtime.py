@@ -122,17 +122,13 @@ def _flat(calls: Sequence[_Nested]) -> list[_Nested]:
     return [each for call in calls for each in (call, *_flat(call.inside))]
 
 
-def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
 def _play(
     calls: Sequence[_Nested], modules: Mapping[str, nn.Module], values: Mapping[str, Tensor]
 ) -> None:
     """Call each module that has hooks with what its layer was given, and return what it gave."""
     for each in calls:
         module = modules[each.call.name]
-        if not _is_hooked(module):
+        if not (module._forward_hooks or module._forward_pre_hooks):
             _play(each.inside, modules, values)
             continue
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .mutual_knn import NEIGHBOURS, cosine_similarities, keep_neighbours, neighbour_mask
+from .mutual_knn import OF_NEIGHBOURS, cosine_similarities, neighbour_mask
 from .registry import PreparedKernel, SimilarityIndex
 
 
@@ -46,11 +46,7 @@ INDEX = SimilarityIndex(
     "cknna",
     _score,
     _prepare,
-    keep_neighbours,
     symmetric=False,
-    blocks=False,
-    centre=False,
-    fewest=2 * NEIGHBOURS,
     bounds=(-1.0, 1.0),
-    invariances=("rotation", "scale", "permutation", "sample-scale"),
+    **OF_NEIGHBOURS,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .mutual_knn import NEIGHBOURS, keep_neighbours, prepare_neighbours
+from .mutual_knn import OF_NEIGHBOURS, prepare_neighbours
 from .registry import PreparedKernel, SimilarityIndex
 
 
@@ -20,13 +20,4 @@ def _score(one: PreparedKernel, two: PreparedKernel) -> Tensor:
     return (shared / union.clamp_min(1)).sum() / (union > 0).sum()
 
 
-INDEX = SimilarityIndex(
-    "jaccard",
-    _score,
-    prepare_neighbours,
-    keep_neighbours,
-    blocks=False,
-    centre=False,
-    fewest=2 * NEIGHBOURS,
-    invariances=("rotation", "scale", "permutation", "sample-scale"),
-)
+INDEX = SimilarityIndex("jaccard", _score, prepare_neighbours, **OF_NEIGHBOURS)

@@ -14,6 +14,8 @@ Reference: Huh et al. 2024.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -52,13 +54,12 @@ def _score(one: PreparedKernel, two: PreparedKernel) -> Tensor:
     return counts[0] / (counts[1] * counts[2]).sqrt()  # of all samples, Σ a = Σ b = N k
 
 
-INDEX = SimilarityIndex(
-    "mutual-knn",
-    _score,
-    prepare_neighbours,
-    keep_neighbours,
-    blocks=False,
-    centre=False,
-    fewest=2 * NEIGHBOURS,
-    invariances=("rotation", "scale", "permutation", "sample-scale"),
-)
+# what indices of neighbours have in common
+OF_NEIGHBOURS: dict[str, Any] = {
+    "restrict": keep_neighbours,
+    "blocks": False,
+    "centre": False,
+    "fewest": 2 * NEIGHBOURS,
+    "invariances": ("rotation", "scale", "permutation", "sample-scale"),
+}
+INDEX = SimilarityIndex("mutual-knn", _score, prepare_neighbours, **OF_NEIGHBOURS)
