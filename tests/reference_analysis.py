@@ -39,6 +39,15 @@ def adaptation(k):
     }
 
 
+def dispersity(p):
+    """‖P‖_* over the largest that n rows of probabilities can have."""
+    return np.linalg.svd(p, compute_uv=False).sum() / (len(p) * min(p.shape)) ** 0.5
+
+
+def mean_gradient(z, beta):
+    return np.linalg.norm((softmax(z) - softmax(beta * z)).mean(0))
+
+
 def fisher_rao(f, g, depth):
     inner = (np.asarray(f, np.float64) * np.asarray(g, np.float64)).sum(1)
     return (depth + 1) * np.mean(inner**2) ** 0.5

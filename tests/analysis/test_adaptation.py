@@ -153,7 +153,8 @@ def test_table_frame_dict_and_scaling_agree():
     content = table.to_dict()
     assert content["norm_trace"] == frame["norm_trace"].tolist()
     names = ["model", "data", "kernel", "estimator", "samples", "layers"]
-    assert list(content) == [*names, *table.columns, *(f"{x}_df" for x in table.df), "n_eff"]
+    degrees = [f"{x}_df" for x in table.df]
+    assert list(content) == [*names, *table.columns, *degrees, "n_eff", "outputs"]
     scaled = table.scaled()
     assert scaled["mean_embedding"] == pytest.approx(2 * table["mean_embedding"])
     assert scaled["mean_embedding_stderr"] == pytest.approx(2 * table["mean_embedding_stderr"])

@@ -173,9 +173,11 @@ def test_adaptation_prints_a_table_for_each_file(recorded, folder):
     status, out, _ = recorded("adaptation", "a.rsm", "b.rsm", "--png", "a.png")
     assert status == 0
     assert out.count("log ratio") == 2
+    assert out.count("Outputs: dispersity 0.") == 2
     assert (folder / "a.png").exists()
     content = json.loads(recorded("adaptation", "a.rsm", "--json", "-")[1])
     assert "mean_embedding" in content[0]
+    assert 0 < content[0]["outputs"]["dispersity"] <= 1
 
 
 def test_report_writes_a_page(recorded, folder):

@@ -53,6 +53,7 @@ layer  ‖μ‖                log ratio         n_eff
 u      0.01933 ± 0.00027  -9.536  ± 0.015   1,234
 v      1.69e-4 ± 1.6e-5    9.4141 ± 0.0091     58
 w      –                   –
+Outputs: dispersity 0.9.
 """
 
 
@@ -66,8 +67,9 @@ def test_small_numbers_of_adaptation_are_shown(printed):
         "log_ratio_stderr": [0.015, 0.0091, None],
         "n_eff": [1234.4, 58.0, None],
     }
-    assert printed(80, output.show_adaptation, content) == ADAPTATION
-    assert printed(80, output.show_adaptation, content, after=True) == f"\n{ADAPTATION}"
+    said = "Outputs: dispersity 0.9."
+    assert printed(80, output.show_adaptation, content, said) == ADAPTATION
+    assert printed(80, output.show_adaptation, content, said, after=True) == f"\n{ADAPTATION}"
 
 
 LAYERS = [

@@ -9,6 +9,8 @@ The three squared norms ‖μ‖², ‖K‖_F²/N⁴ and Tr K/N² are exact wher
 Otherwise they are estimated from blocks (and the norms of all samples, where known), or from
 buckets, with jackknife deviations for the standard errors.
 
+`dispersity` has two scores of the predictions, which stand beside these as `Adaptation.outputs`.
+
 Use it to compare data sets on one network. It does not rank networks for one data set: for that,
 pass the network and labelled data, and read the column `loo_accuracy` (docs/how-to/adaptation.md).
 """
@@ -40,6 +42,7 @@ from ..similarity import (
 from ..similarity.jackknife import min_effective_samples
 from ..similarity.kernels import Kernel, check_combination, required_kinds
 from ..similarity.results import Result
+from .dispersity import OutputAdaptation, output_adaptation
 from .kernel_ridge import leave_one_out
 from .layer_vectors import require_same_network
 
@@ -227,6 +230,11 @@ class Adaptation(Result):
         columns: values of each column, one for each layer.
         df: degrees of freedom of the standard errors of each column.
         n_eff: effective sample size of each layer's kernel, (Σ K_ii)² / Σ K_ii².
+        outputs: two scores of the predictions. `outputs.dispersity` is their nuclear norm over its
+            largest value (smaller where data differ more from the training data) and
+            `outputs.mean_gradient` is ‖mean(p − q)‖, the norm of the mean of the tempered gradient
+            at the logits (larger there); each has its `_stderr`. Where the recording has no
+            probability of every class they are NaN, and `outputs.withheld` says why.
     """
 
     model: str
@@ -238,6 +246,7 @@ class Adaptation(Result):
     columns: Mapping[str, np.ndarray]  # each (layers,)
     df: Mapping[str, np.ndarray]  # each (layers,)
     n_eff: np.ndarray  # (layers,)
+    outputs: OutputAdaptation
 
     _kind = "adaptation"
     _index = "layer"
@@ -260,6 +269,7 @@ class Adaptation(Result):
             self.layers, self["mean_embedding"], self["mean_embedding_stderr"], strict=True
         ):
             yield f"{printable(name)}: ‖μ‖ {join_error(format_quantity(value, error))}."
+        yield self.outputs.sentence()
 
     def _columns(self) -> Mapping[str, Any]:
         return {"layer": self.layers, **self.columns, "n_eff": self.n_eff}
@@ -307,9 +317,10 @@ class Adaptation(Result):
             The fields and columns by name, as JSON can hold them.
         """
         found = super().to_dict()
-        columns, df, n_eff = (found.pop(name) for name in ("columns", "df", "n_eff"))
+        last = ("columns", "df", "n_eff", "outputs")
+        columns, df, n_eff, outputs = (found.pop(name) for name in last)
         degrees = {f"{name}_df": values for name, values in df.items()}
-        return {**found, **columns, **degrees, "n_eff": n_eff}
+        return {**found, **columns, **degrees, "n_eff": n_eff, "outputs": outputs}
 
     def plot(self, *others: Adaptation, column: str = "mean_embedding") -> Figure:
         """One column over layers, with two standard errors, for this and other (model, data) pairs.
@@ -338,6 +349,8 @@ def adaptation(
 ) -> Adaptation:
     """‖μ‖, ‖K‖_F/N², √Tr K/N and their ratios at each layer, with standard errors.
 
+    Beside them, in `outputs`, are two scores of the predictions: dispersity and ‖mean(p − q)‖.
+
     A standard error is that of new samples from the same source: a jackknife over blocks, or over
     groups of samples, for the three squared norms, and the delta method for what is computed from
     them; `interval` widens it where it is itself uncertain. Where a few samples dominate the kernel
@@ -364,7 +377,7 @@ def adaptation(
             most a few thousand samples.
 
     Returns:
-        The columns of the table, one row for each layer.
+        The columns of the table, one row for each layer, and the scores of the predictions.
 
     Example:
         >>> import torch, resemblance as rs
@@ -397,7 +410,16 @@ def adaptation(
     n_eff = np.array([x.n_eff for x in norms])
     _warn_if_few_effective(n_eff, rep)
     return Adaptation(
-        rep.name, where, kernel, estimator, rep.samples, tuple(rep.layer_names), table, df, n_eff
+        rep.name,
+        where,
+        kernel,
+        estimator,
+        rep.samples,
+        tuple(rep.layer_names),
+        table,
+        df,
+        n_eff,
+        output_adaptation(rep),
     )
 
 

@@ -561,8 +561,8 @@ def adaptation(
         plots.save_figure(results[0].plot(*results[1:]), png)
     contents = [result.to_dict() for result in results]
     if not output.write_json(json_file, contents):
-        for i, content in enumerate(contents):
-            output.show_adaptation(content, after=i > 0)
+        for i, (content, result) in enumerate(zip(contents, results, strict=True)):
+            output.show_adaptation(content, result.outputs.sentence(), after=i > 0)
 
 
 @app.command()

@@ -291,9 +291,9 @@ def show_copies(of: Copies) -> None:
     )
 
 
-def show_adaptation(table: Mapping[str, Any], *, after: bool = False) -> None:
-    """‖μ‖ and the log ratio of each layer, with their errors, and what they rest on; with a blank
-    line before it where it comes `after` another."""
+def show_adaptation(table: Mapping[str, Any], outputs: str, *, after: bool = False) -> None:
+    """‖μ‖ and the log ratio of each layer, with their errors, and the effective sample size, then
+    a sentence on the outputs; with a blank line before it where it comes `after` another."""
     if after:
         print_line("")
     columns = []
@@ -305,6 +305,7 @@ def show_adaptation(table: Mapping[str, Any], *, after: bool = False) -> None:
     rows = zip(table["layers"], *columns, carried, strict=True)
     print_line(table["model"])
     print_table(("layer", "‖μ‖", "log ratio", "n_eff"), rows)
+    print_wrapped(outputs)
 
 
 def show_file(about: Mapping[str, Any], *, after: bool = False) -> None:

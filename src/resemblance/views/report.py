@@ -351,7 +351,7 @@ def _drift_tables(reps: Sequence[Representation]) -> list[dict[str, Any]]:
 def _adaptation_table(rep: Representation) -> dict[str, list[float | None]] | None:
     """‖μ‖ and the log ratio of each layer, or None where they were not recorded."""
     try:
-        table = adaptation(rep)
+        table = adaptation(rep.without_outputs())  # layers alone
     except MismatchError:
         return None
     return {  # significant digits rather than decimals: ‖μ‖ has any scale
