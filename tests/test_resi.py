@@ -172,6 +172,15 @@ def test_training_fits_a_few_samples_and_depends_on_the_seed_alone(family):
     torch.testing.assert_close(first, list(again))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_graphs_on_a_gpu_train_as_eager_steps_do(family):
+    samples = small_samples(family == "transformer").to(torch.device("cuda"))
+    recipe = Recipe(40, 20, 1e-3 if family == "transformer" else 0.05, adam=family == "transformer")
+    slot = Slot(family, recipe, samples.x_train, rows=40, tiny=True, graph=True)
+    assert slot.differs(designs.Plan(samples.x_train, samples.y_train, 40)) == ""
+
+
 def test_the_default_crop_is_the_image_itself():
     samples = small_samples()
     slot = Slot(
@@ -346,6 +355,7 @@ def test_the_tiny_chain_runs_from_images_to_a_page(tmp_path):
     assert 0 <= rows[0]["gradients"]["value"][0] <= 1
     assert rows[0]["variants"] > 1000
     page = (tmp_path / "results" / "resi.md").read_text()
+    assert "## In short" in page
     assert "## shortcuts" in page
     assert "What failed" not in page
     assert (tmp_path / "results" / "shortcuts.png").exists()

@@ -99,21 +99,29 @@ def _all_indices(
     make: Callable[[], Kernels], out: Scores, what: str, indices: Sequence[str] | None
 ) -> Iterator[tuple[str, np.ndarray]]:
     start = time.perf_counter()
-    kernels = make()
-    _wait(kernels.square)
+    try:
+        kernels = make()
+        _wait(kernels.square)
+    except Exception as error:  # one kernel must not cost the others
+        _note(out, "kernels", what, error)
+        return
     out.seconds["kernels"] += time.perf_counter() - start
     for index in indices or INDICES:
         start = time.perf_counter()
         try:
             found = INDICES[index](kernels).cpu().numpy()
-        except Exception as error:  # one index must not cost the others
-            message = f"{type(error).__name__}: {error}"[:300]
-            if not any(e["index"] == index for e in out.errors):
-                print(f"!! {index} failed at {what}: {message}", flush=True)
-            out.errors.append({"index": index, "at": what, "error": message})
+        except Exception as error:
+            _note(out, index, what, error)
         else:
             yield index, found
         out.seconds[index] += time.perf_counter() - start
+
+
+def _note(out: Scores, index: str, what: str, error: Exception) -> None:
+    message = f"{type(error).__name__}: {error}"[:300]
+    if not any(e["index"] == index for e in out.errors):
+        print(f"!! {index} failed at {what}: {message}", flush=True)
+    out.errors.append({"index": index, "at": what, "error": message})
 
 
 def _wait(x: Tensor) -> None:
