@@ -62,8 +62,9 @@ from resemblance._ops.class_sketch import row_keys
 from resemblance.demo.digit_networks import pruned_copy, quantised_copy
 from resemblance.recording import output_summary
 from resemblance.representation.embeddings import Embeddings, directions
-from resemblance.representation.outputs import MAX_FULL_CLASSES, Outputs
+from resemblance.representation.outputs import Outputs
 from resemblance.representation.representation import Representation
+from resemblance.representation.schema import MAX_FULL_CLASSES
 
 HERE = Path(__file__).parent
 CLASSES = 10

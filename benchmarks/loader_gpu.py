@@ -294,7 +294,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> Iterator[tu
     best: dict[str, float] = {}  # record with data on the device, at a fixed size and at defaults
     kinds = [kind for kind in SOURCES if kind in options.sources]
     for kind in kinds if not name.startswith("gpt") else [k for k in kinds if k in TEXTS]:
-        begun, row = time.perf_counter(), {}
+        begun, row = time.perf_counter(), {"samples": count}
         data = source(kind, there, batch_size, folder)
 
         def work(how: dict[str, Any], data: Any = data) -> Callable[[], Any]:

@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 import resemblance as rs
 import small
@@ -56,6 +57,18 @@ def test_commands_that_compute_nothing_do_not_wait_for_torch(command, tmp_path):
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert rep.name in done.stdout
+
+
+@pytest.mark.parametrize("logits", ["softmax", "sigmoid", "none"])
+def test_info_reads_files_of_every_format_without_torch(logits, tmp_path):
+    classes, x = 2000 if logits == "softmax" else 3, torch.randn(40, 4)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, classes))
+    rep = rs.record(net, x, logits=logits, gradients=False, name="net")
+    rep.save(tmp_path / "net.rsm")
+    assert rep.outputs is not None
+    words = [sys.executable, "-c", ON_FILES, "info", "net.rsm"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_missing_file(refused):

@@ -12,7 +12,8 @@ from torch import nn
 
 import resemblance as rs
 from resemblance.errors import DataError, MismatchError, ResemblanceWarning
-from resemblance.representation.embeddings import MAX_DIMENSIONS, directions, embedded_blocks
+from resemblance.representation.embeddings import directions, embedded_blocks
+from resemblance.representation.schema import MAX_DIMENSIONS
 
 X = torch.randn(200, 12, generator=torch.Generator().manual_seed(0))
 

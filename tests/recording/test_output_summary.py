@@ -16,7 +16,8 @@ from resemblance._models.capture import Rows
 from resemblance._utils.hashing import seeded_permutation
 from resemblance.errors import DataError, MismatchError, ResemblanceWarning
 from resemblance.recording.output_summary import OutputSummary, right_classes, right_labels
-from resemblance.representation.outputs import CLASS_GROUPS, MAX_LABELS, class_groups
+from resemblance.representation.outputs import CLASS_GROUPS, class_groups
+from resemblance.representation.schema import MAX_LABELS
 
 X = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
 
@@ -64,7 +65,7 @@ def test_outputs_that_are_no_predictions_are_not_kept():
     assert rs.record(image, images).outputs is None  # one prediction a pixel
     assert rs.record(networks.MLP(), X, logits="none", gradients=False).predictions is None
     wide = networks.MLP(classes=MAX_LABELS + 1)
-    with pytest.warns(ResemblanceWarning, match="up to 16384 labels, not 16385"):
+    with pytest.warns(ResemblanceWarning, match="up to 16,384 labels, not 16,385"):
         assert rs.record(wide, X, logits="sigmoid", gradients=False).outputs is None
 
 

@@ -181,7 +181,8 @@ def test_blocks_of_tokens_that_do_not_agree_are_refused(edited, edit, words):
     ("edit", "words"),
     [
         (put("classes", 4), r"outputs.every must be F32 \[12, 4\], found F32 \[12, 5\]"),
-        (put("classes", 1), "classes must be a whole number from 2 up or null"),
+        (put("classes", 1), "classes must be a whole number from 2 to 4,194,304 or null"),
+        (put("classes", 2**22 + 1), "classes must be a whole number from 2 to 4,194,304 or null"),
         (put("classes", None), "groups of tensors that this version does not know: .'outputs'"),
         (lambda _, x: x["outputs.every"].neg_(), "outputs.every holds values that it cannot have"),
         (lambda _, x: x["outputs.every"].sub_(1), "outputs.every must hold probabilities"),

@@ -28,16 +28,9 @@ from .._models.run import ModelPass
 from .._ops.class_sketch import ClassSketch, row_keys
 from .._ops.devices import copy_all_to_host, copy_to_device_async
 from ..errors import warn
-from ..representation.embeddings import (
-    MAX_DIMENSIONS,
-    Embeddings,
-    directions,
-    embedded_blocks,
-)
+from ..representation.embeddings import Embeddings, directions, embedded_blocks
 from ..representation.outputs import (
     CLASS_GROUPS,
-    MAX_FULL_CLASSES,
-    MAX_LABELS,
     MIN_LOG_P,
     TOP_CLASSES,
     Outputs,
@@ -45,6 +38,7 @@ from ..representation.outputs import (
     join_outputs,
 )
 from ..representation.representation import Representation
+from ..representation.schema import MAX_CLASSES, MAX_DIMENSIONS, MAX_FULL_CLASSES, MAX_LABELS
 
 _MAX_BYTES_ON_DEVICE = 2**26  # of summaries that stay there, so that nobody waits for them
 MAX_FULL_BYTES = 2**31  # of all probabilities, where they stay in this process
@@ -268,8 +262,9 @@ def find_logits_reader(
     if reader is None:
         return None
     z, drawn = reader(run.outputs), run.trial.drawn
-    if reader.independent and z.shape[-1] > MAX_LABELS:
-        warn(f"no predictions are kept: files hold up to {MAX_LABELS} labels, not {z.shape[-1]}")
+    most, what = (MAX_LABELS, "labels") if reader.independent else (MAX_CLASSES, "classes")
+    if z.shape[-1] > most:
+        warn(f"no predictions are kept: files hold up to {most:,} {what}, not {z.shape[-1]:,}")
         return None
     one_each = z.shape[:2] == (num_samples(run.trial.samples), 1 if drawn is None else drawn.length)
     return reader if one_each else None

@@ -16,7 +16,6 @@ from torch import Tensor
 from .._utils.equality import by_content
 
 MAX_EMBEDDINGS = 4096  # samples
-MAX_DIMENSIONS = 16384  # of an embedding that is stored
 
 
 @by_content

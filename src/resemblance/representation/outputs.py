@@ -22,10 +22,9 @@ from torch import Tensor
 from .._utils.equality import by_content
 from .._utils.hashing import GROUP, LABEL, random_bits, scale_below
 
-MAX_FULL_CLASSES, TOP_CLASSES, CLASS_GROUPS = 1024, 64, 256
+TOP_CLASSES, CLASS_GROUPS = 64, 256
 TOP_WITHOUT_SKETCH = 32  # most likely classes in files that have no sketches
 MIN_LOG_P = -60.0  # nats: smaller log-probabilities are sketched as this
-MAX_LABELS = 16384  # labels of a multi-label network whose logits are stored
 _MAX_EXACT_LABELS = 62  # labels whose sets are numbered exactly; beyond, by a 64-bit hash
 
 

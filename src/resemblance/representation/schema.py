@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
     TensorSpec = tuple[torch.dtype, tuple[int, ...]]
 
+# what a file holds at most: all log-probabilities of a sample, classes, labels of a multi-label
+# network, and dimensions of an embedding
+MAX_FULL_CLASSES, MAX_CLASSES, MAX_LABELS, MAX_DIMENSIONS = 1024, 2**22, 16384, 16384
+
 Kind = Literal["features", "gradients", "elementwise"]
 KINDS: tuple[Kind, ...] = ("features", "gradients", "elementwise")
 
@@ -112,22 +116,20 @@ _TOP_LEVEL_RULES = {
     "block_numbers": list_of(COUNT),
     "block_hashes": optional(or_null(list_of(HASH))),
     "label_hashes": optional(or_null(list_of(HASH))),
-    "classes": optional(or_null(whole("from 2 up", 2))),
+    "classes": optional(or_null(whole(f"from 2 to {MAX_CLASSES:,}", 2, MAX_CLASSES + 1))),
     "layers": list_of(MAPPING, 1),
 }
 
 
 def _format_3_rules(header: Mapping[str, Any]) -> dict[str, Rule]:
     """In format 3: files of multi-label networks, of embeddings, and of more than 1,024 classes."""
-    from .embeddings import MAX_DIMENSIONS
-    from .outputs import MAX_FULL_CLASSES, MAX_LABELS
-
     none = {"classes": Rule("null", lambda x: x is None)}
     if "dimensions" in header and "labels" not in header:
         most = MAX_DIMENSIONS
         return none | {"dimensions": whole(f"from 2 to {most}", 2, most + 1)}
     if header.get("classes") is not None and header.get("labels") is None:
-        return {"classes": whole(f"above {MAX_FULL_CLASSES:,}", MAX_FULL_CLASSES + 1)}
+        least, most = MAX_FULL_CLASSES + 1, MAX_CLASSES
+        return {"classes": whole(f"from {least:,} to {most:,}", least, most + 1)}
     return none | {"labels": whole(f"from 1 to {MAX_LABELS}", 1, MAX_LABELS + 1)}
 
 
@@ -357,7 +359,7 @@ def _shared_specs(
 
     from .._ops.class_sketch import CLASS_BUCKETS
     from .embeddings import embedded_sizes
-    from .outputs import CLASS_GROUPS, MAX_FULL_CLASSES, TOP_CLASSES, TOP_WITHOUT_SKETCH
+    from .outputs import CLASS_GROUPS, TOP_CLASSES, TOP_WITHOUT_SKETCH
 
     settings, rows = header["settings"], sum(header["block_sizes"])
     classes, labels = header.get("classes"), predicted_labels(header)
