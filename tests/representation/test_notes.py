@@ -123,6 +123,6 @@ def test_every_code_is_used():
 def test_names_in_lists_are_joined_and_long_lists_are_cut():
     assert make_note("extra-layers", model="m", layers=["a", "b"]).endswith("judged: a, b")
     many = make_note("unreliable-layers", kernel="gradients", layers=list("abcd"), compared=9)
-    assert "at 4 of 9 layers ('a', 'b', 'c', …)" in many
+    assert "at 4 of 9 layers ('a', 'b', 'c' and 1 more)" in many
     assert "smaller `beta`" in many
     assert isinstance(many, Note)

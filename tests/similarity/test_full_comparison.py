@@ -15,9 +15,9 @@ from torch import nn
 
 import made_up
 import resemblance as rs
+from resemblance._utils.formatting import join_names
 from resemblance.errors import DataError, FormatError, MismatchError, ResemblanceWarning
 from resemblance.similarity.comparison import FullComparison, KernelComparison
-from resemblance.similarity.results import join_names
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KEYS = {"features", "gradients", "parting", "behaviour", "coordinates", "notes", "same_function"}

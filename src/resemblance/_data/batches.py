@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._ops.devices import HostToDevice, copy_to_device_async, gather_rows
+from .._utils.formatting import join_names
 from .._utils.validation import is_integer
 from ..errors import DataError
 
@@ -277,17 +278,17 @@ def check_classes(labels: np.ndarray, classes: Any = None) -> np.ndarray:
     present = np.unique(labels)
     if len(present) < 2:
         raise DataError(
-            f"expected samples of two or more classes, found {first_few(present)} alone"
+            f"expected samples of two or more classes, found {join_names(present, 5)} alone"
         )
     expected = present if classes is None else np.unique(np.asarray(classes))
     if len(absent := np.setdiff1d(expected, present)):
         raise DataError(
-            f"no sample of class {first_few(absent)}, which `classes` lists: it cannot be learnt; "
-            "add samples of it or leave it out"
+            f"no sample of class {join_names(absent, 5)}, which `classes` lists: it cannot be "
+            "learnt; add samples of it or leave it out"
         )
     if len(surplus := np.setdiff1d(present, expected)):
         raise DataError(
-            f"samples of class {first_few(surplus)}, which `classes` does not list; list it or "
+            f"samples of class {join_names(surplus, 5)}, which `classes` does not list; list it or "
             "leave them out"
         )
     return present
@@ -306,11 +307,7 @@ def check_known_labels(labels: np.ndarray, known: np.ndarray) -> None:
     """An error if a label is none of the classes that were fitted."""
     if len(unseen := np.setdiff1d(labels, known)):
         raise DataError(
-            f"label {first_few(unseen)} was not among the classes of fit ({first_few(known)}), so "
-            "it can never be predicted; fit with samples of it, or leave it out"
+            f"label {join_names(unseen, 5)} was not among the classes of fit "
+            f"({join_names(known, 5)}), so it can never be predicted; fit with samples of it, or "
+            "leave it out"
         )
-
-
-def first_few(values: np.ndarray) -> str:
-    """A few labels, for an error message."""
-    return ", ".join(str(value) for value in values[:5]) + (", ..." if len(values) > 5 else "")

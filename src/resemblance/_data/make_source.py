@@ -29,6 +29,7 @@ from torch.utils.data import (
 )
 
 from .._ops.devices import free_shared_pages
+from .._utils.formatting import join_names
 from .._utils.hashing import seeded_permutation
 from ..errors import DataError, ResemblanceError, first_line
 from .batches import (
@@ -293,11 +294,10 @@ def _indexed_source(
         remaining = fetch(groups())
         for indices in groups():
             if (samples := next(remaining, None)) is None:
-                some = ", ".join(map(str, indices[:3])) + (", ..." if len(indices) > 3 else "")
                 raise DataError(
-                    f"the data set raised StopIteration at sample {some}: a next() in its "
-                    "__getitem__ or collate_fn has nothing left to return. Catch it there, or give "
-                    "next() a default"
+                    f"the data set raised StopIteration at sample {join_names(indices, 3)}: a "
+                    "next() in its __getitem__ or collate_fn has nothing left to return. Catch it "
+                    "there, or give next() a default"
                 )
             if num_samples(samples) != len(indices):
                 raise DataError(

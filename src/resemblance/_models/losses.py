@@ -28,7 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._data.batches import IGNORE_INDEX, batch_labels, first_few, num_samples, real_token_mask
+from .._data.batches import IGNORE_INDEX, batch_labels, num_samples, real_token_mask
+from .._utils.formatting import join_names
 from ..errors import DataError, TargetError
 from .layer_outputs import describe_function
 from .logits import LogitsReader
@@ -149,7 +150,7 @@ class Objective:
             y = torch.as_tensor(y).to(z.device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(
-                f"expected {wanted}, found {first_few(np.asarray(y))}; number the classes"
+                f"expected {wanted}, found {join_names(np.asarray(y), 5)}; number the classes"
             ) from error
         if self.logits.independent:
             y = y.movedim(1, -1) if y.ndim > 3 else y  # as logits of images

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import textwrap
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 _MAX_DECIMALS = 6  # decimals
 _DEFAULT_DECIMALS = 3  # where no error says how many
@@ -165,14 +165,15 @@ def count_noun(count: int, one: str, several: str) -> str:
     return f"{count:,} {one if count == 1 else several}"
 
 
-def join_some(texts: Sequence[str], most: int) -> str:
-    """The first of several texts, and how many more there are.
+def join_names(names: Iterable[object], most: int = 8) -> str:
+    """Names, and of very many the number of those left out.
 
-    >>> join_some(["a", "b"], 2), join_some(["a", "b", "c", "d"], 2)
-    ('a, b', 'a, b, 2 more')
+    >>> join_names(["a", "b", "c"], 2)
+    'a, b and 1 more'
     """
-    more = [f"{len(texts) - most} more"] if len(texts) > most else []
-    return ", ".join([*texts[:most], *more])
+    texts = [printable(str(name)) for name in names]
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
 
 
 def left_out_sentence(reasons: Mapping[str, int]) -> str:

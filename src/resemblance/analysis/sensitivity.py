@@ -35,14 +35,14 @@ from .._models.exchange import BlockExchange, Groups, choose_blocks
 from .._models.layer_outputs import floating_tensors
 from .._models.logits import Logits, LogitsReader
 from .._models.run import ModelPass, open_pass, require_gradients
-from .._utils.formatting import format_quantity, join_error, printable
+from .._utils.formatting import format_quantity, join_error, join_names, printable
 from .._utils.progress import progress_bar
 from .._utils.validation import check_integer, check_nonempty_strings, check_seed
 from ..errors import DataError, LayerError, MismatchError
 from ..representation.notes import MIN_SAMPLES, Note, make_note
 from ..representation.schema import COUNT, NOTES, ONE, REAL, TEXT, list_of, one_of, or_null
 from ..similarity.agreement import js_of_rows, kl_of_rows
-from ..similarity.results import Plotted, Shape, StoredResult, count_samples, join_names
+from ..similarity.results import Plotted, Shape, StoredResult, count_samples
 
 Measure = Literal["kl", "js", "disagreement", "distance"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)

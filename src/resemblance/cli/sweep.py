@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 from typer import Argument, Option
 
-from .._utils.formatting import join_some, printable
+from .._utils.formatting import join_names, printable
 from ..errors import DataError
 from ..sweep.progress import Event, PairStarted, SweepProgress, format_duration
 from . import output
@@ -200,7 +200,7 @@ def _show_sweep(jobs: Jobs, found: Sequence[PairStatus]) -> None:
         for text in map(yaml_options_in, status.warnings):
             warned.setdefault(text, []).append(status.pair.name)
     for text, names in warned.items():
-        output.print_line(f"warning: {join_some(names, _MAX_SHOWN)}: {text}", err=True)
+        output.print_line(f"warning: {join_names(names, _MAX_SHOWN)}: {text}", err=True)
     counts = Counter(status.state for status in found)
     failed = [status for status in found if status.state == "failed"]
     for status in failed:

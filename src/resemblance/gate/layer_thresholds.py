@@ -14,12 +14,19 @@ import numpy as np
 import torch
 
 from ..errors import DataError
+from ..representation.layer import Layer
 from ..representation.notes import Note, make_note
 from ..representation.representation import Representation
 from ..similarity.agreement import prediction_behaviour, predictions_obstacle
 from ..similarity.compare import compare_population, same_function
 from ..similarity.comparison import KernelComparison
-from ..similarity.drift import centred_sketch, coordinates, layer_pairs, population_error
+from ..similarity.drift import (
+    CentredSketch,
+    centred_sketch,
+    coordinates,
+    layer_pairs,
+    population_error,
+)
 from ..similarity.jackknife import (
     are_unreliable,
     jackknife_deviations,
@@ -151,27 +158,9 @@ class LayerThresholds:
             if two.is_constant(_CONSTANT) and not one.is_constant(_CONSTANT):
                 layer = found.layers[i]
                 return Measurement(layer=layer, reason=_MSG_CONSTANT_IN_COPY, fails=True)
-            if np.isinf(values[i]):
-                continue
-            norms: torch.Tensor | None = pairs[i][0].features.norms
-            if norms is None:
-                obstacles.append(
-                    "the recording holds no norms of samples to judge its error by; record it again"
-                )
-                continue
-            error = population_error(
-                one - two,
-                norms,
-                samples=self.base.samples,
-                tokens=self.base.settings.tokens,
-                dim=pairs[i][0].dim,
-            )
-            stderr[i], df[i] = error.stderr, error.df
-            if error.effective_rows < _MIN_SKETCH_ROWS:
-                obstacles.append(
-                    "its standard error cannot be trusted, as few samples dominate it; record more "
-                    "samples"
-                )
+            if np.isfinite(values[i]):
+                stderr[i], df[i], obstacle = self._decibel_error(pairs[i][0], one - two)
+                obstacles += [obstacle] if obstacle else []
         low, high = (
             values + side * student_t(1 - 2 * rate, df) * stderr
             for side, rate in ((-1, ERROR_RATE), (1, ERROR_RATE / len(there)))
@@ -191,6 +180,23 @@ class LayerThresholds:
             "threshold further away"
         )
         return self._concluded(of, measured, obstacles)
+
+    def _decibel_error(self, layer: Layer, moved: CentredSketch) -> tuple[float, float, str | None]:
+        """Standard error of a layer's decibels, its degrees of freedom, and why not to trust them.
+
+        Without norms of samples, both are those of an exact number.
+        """
+        if layer.features.norms is None:
+            why = "the recording holds no norms of samples to judge its error by; record it again"
+            return 0.0, 1e3, why
+        samples, tokens = self.base.samples, self.base.settings.tokens
+        error = population_error(
+            moved, layer.features.norms, samples=samples, tokens=tokens, dim=layer.dim
+        )
+        why = (
+            "its standard error cannot be trusted, as few samples dominate it; record more samples"
+        )
+        return error.stderr, error.df, why if error.effective_rows < _MIN_SKETCH_ROWS else None
 
     def _not_aligned(self) -> Measurement:
         """Networks without a common basis: undecided if they work alike, else failed.

@@ -226,11 +226,6 @@ def record(
     return record_with(model, data, config)
 
 
-def _name_of(model: nn.Module) -> str:
-    own = model.name if isinstance(model, Runtime) else None
-    return own or type(model).__name__
-
-
 def _without_what_is_lacking(model: Runtime, config: RecordConfig) -> RecordConfig:
     """The options that a network can be recorded with that runs outside of PyTorch."""
     for name in ("dtype", "compile"):
@@ -259,9 +254,10 @@ def record_with(
             memory, for a recording that is not saved.
     """
     model = to_module(model)
+    own_name = None
     if isinstance(model, Runtime):
-        config = _without_what_is_lacking(model, config)
-    config = replace(config, name=config.name or _name_of(model))
+        own_name, config = model.name, _without_what_is_lacking(model, config)
+    config = replace(config, name=config.name or own_name or type(model).__name__)
     unit = resolve_unit(
         model, config.unit, config.tokens, config.pool, config.seed, config.tokenizer
     )

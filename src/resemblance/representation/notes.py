@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .._utils.formatting import count_noun
+from .._utils.formatting import count_noun, join_names
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -31,18 +31,16 @@ def _few_samples(samples: int, unit: str) -> str:
 
 
 def _unreliable_layers(kernel: str, layers: list[str], compared: int) -> str:
-    few = ", ".join(map(repr, layers[:3])) + (", …" if len(layers) > 3 else "")
     return (
         f"some standard errors may be too small, of {kernel} at {len(layers)} of {compared} layers "
-        f"({few}): a few samples dominate there (n_eff). Record more samples"
-        f"{_SMALLER_BETA if kernel == 'gradients' else ''}"
+        f"({join_names(map(repr, layers), 3)}): a few samples dominate there (n_eff). Record more "
+        f"samples{_SMALLER_BETA if kernel == 'gradients' else ''}"
     )
 
 
 def _unreliable_networks(models: list[str], **carried: Any) -> str:
-    some = ", ".join(map(repr, models[:3])) + (", …" if len(models) > 3 else "")
     return (
-        f"some standard errors may be too small, of scores of {some}. "
+        f"some standard errors may be too small, of scores of {join_names(map(repr, models), 3)}. "
         f"{_UNRELIABLE.format(**carried)}{_SMALLER_BETA}"
     )
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._utils.formatting import join_names
 from ..representation.outputs import CLASS_GROUPS, TOP_CLASSES, Outputs
 from ..representation.representation import Representation
 from ..representation.schema import (
@@ -31,7 +32,7 @@ from ..representation.schema import (
 )
 from .agreement import jackknife_parts, log_probabilities, row_divergences
 from .jackknife import jackknife_error
-from .results import Content, Shape, join_names
+from .results import Content, Shape
 
 _MAX_COST = 10**9  # probabilities to be read for js, about ten seconds
 _PARTITION_COST = 4  # times as long to read

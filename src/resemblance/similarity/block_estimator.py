@@ -56,6 +56,7 @@ from .stored_kernels import (
     blocks_at_once,
     equal_size_runs,
     iter_blocks,
+    mean_diagonal,
     read_blocks,
     round_off_level,
 )
@@ -344,7 +345,7 @@ def _block_statistics(
         n, blocks = sizes[start], stop - start
         # at a mean diagonal of one, float32 holds the products of kernels of any scale
         units = units or [
-            _mean_diagonal(d[: len(rep)]) for (_, d), rep in zip(pair, (a, b), strict=True)
+            mean_diagonal(d[: len(rep)]) for (_, d), rep in zip(pair, (a, b), strict=True)
         ]
         sides = []
         for raw, unit, into in zip(pair, units, carried, strict=True):
@@ -438,11 +439,6 @@ def prepare_kernels(
         return kernel_block(squared - squared.mean(1, keepdim=True), zeros), shares
     block = (u_centred_block if asked.centre else kernel_block)(triangle, diagonal)
     return block, block.diagonal
-
-
-def _mean_diagonal(diagonal: Tensor) -> Tensor:  # (L, n) -> (L, 1)
-    mean = diagonal.mean(1, keepdim=True)
-    return torch.where(mean > 0, mean, 1.0)
 
 
 def _squared_distances(triangle: Tensor, diagonal: Tensor) -> Tensor:  # (L, t)
@@ -600,7 +596,7 @@ def _prepared_kernels(
     parts, visible, carried = [], [], []
     for layer in layers:
         triangle, diagonal = read_blocks([layer], asked.kernel, slice(0, 1), samples, device, **how)
-        unit = diagonal.mean() if diagonal.mean() > 0 else torch.ones_like(diagonal.mean())
+        unit = mean_diagonal(diagonal)[:, 0]
         least = round_off_level([layer], asked.kernel, slice(0, 1), samples, whole=True)
         visible.append(_visible_level(least.to(device) / unit**2, asked))
         block, shares = prepare_kernels(triangle / unit, diagonal / unit, asked)

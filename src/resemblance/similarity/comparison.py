@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from .._utils.formatting import count_noun, format_score, join_error, printable
+from .._utils.formatting import count_noun, format_score, join_error, join_names, printable
 from ..representation.notes import Note
 from ..representation.schema import (
     COUNT,
@@ -52,7 +52,7 @@ from .pairing import (
     match_layers,
 )
 from .permutations import permuted_level, permuted_p_value, q_values
-from .results import Content, Plotted, Shape, StoredResult, count_samples, join_names
+from .results import Content, Plotted, Shape, StoredResult, count_samples
 from .same_function import SameFunction
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from .._utils.formatting import printable
+from .._utils.formatting import join_names, printable
 from ..representation.schema import (
     COUNT,
     MAPPING,
@@ -28,7 +28,7 @@ from .agreement_matrix import BehaviourMatrix, check_models
 from .indices.registry import index_names
 from .kernels import KERNELS, Index, Kernel
 from .notebook import HeatMap
-from .results import Plotted, Shape, StoredResult, join_names
+from .results import Plotted, Shape, StoredResult
 
 
 def average_linkage(distance: np.ndarray) -> np.ndarray:  # (n, n) -> (n-1, 4)

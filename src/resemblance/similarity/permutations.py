@@ -39,7 +39,8 @@ _ROUND_OFF = 1e-9  # permuted scores this much lower count as equal
 def with_permutations(found: Estimate, of: LayerPairing, count: int) -> Estimate:
     """An estimate with chance levels and p-values from so many orders of samples."""
     index, tables = get_index(of.asked.index), []
-    orders = _orders(of, count)
+    generator = torch.Generator().manual_seed(0)
+    orders = (torch.randperm(of.samples, generator=generator).to(of.device) for _ in range(count))
     permuted = (
         permuted_full_gram_scores(of, orders)
         if index.pair_sums
@@ -59,12 +60,6 @@ def with_permutations(found: Estimate, of: LayerPairing, count: int) -> Estimate
         p_value=permuted_p_value(found.scores, every),
         permuted_best=best,
     )
-
-
-def _orders(of: LayerPairing, count: int) -> Iterator[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(count):
-        yield torch.randperm(of.samples, generator=generator).to(of.device)
 
 
 def _permuted_function_scores(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,7 +23,6 @@ import numpy as np
 
 from .._utils.atomic_files import write_atomically
 from .._utils.equality import by_content
-from .._utils.formatting import printable
 from ..errors import FormatError, import_optional
 from ..representation.notes import Note
 from ..representation.schema import Rule, check_part
@@ -222,16 +221,6 @@ def plain(value: Any, spell: Callable[[str], str] = str) -> Any:
     if isinstance(value, Mapping):
         return {spell(key): plain(item, spell) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def join_names(names: Sequence[str], most: int = 8) -> str:
-    """Names, and of very many the number of those left out.
-
-    >>> join_names(["a", "b", "c"], 2)
-    'a, b and 1 more'
-    """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(printable, names[:most])) + more
 
 
 def count_samples(samples: int, sequences: int | None) -> str:

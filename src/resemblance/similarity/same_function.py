@@ -27,11 +27,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 import numpy as np
 import torch
 
+from .._utils.formatting import join_names
 from ..representation.layer import Layer, Products
 from ..representation.representation import Representation
 from ..representation.schema import REAL, TEXT, list_of, one_of
 from .agreement import Behaviour
-from .results import Content, join_names
+from .results import Content
 
 if TYPE_CHECKING:
     from .comparison import KernelComparison

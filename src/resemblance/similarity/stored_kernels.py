@@ -228,6 +228,11 @@ def _mean_squared_correlation(packed: Blocks, which: slice, n: int) -> Tensor:  
     return (found if packed.offset is None else torch.ones_like(found)).double()
 
 
+def mean_diagonal(diagonal: Tensor) -> Tensor:  # (L, n) -> (L, 1)
+    mean = diagonal.mean(1, keepdim=True)
+    return torch.where(mean > 0, mean, 1.0)
+
+
 def _mean_pair_product(diagonal: Tensor) -> Tensor:  # (..., n) -> (...)
     """The mean of d_i d_j over pairs i ≠ j."""
     n = diagonal.shape[-1]
@@ -273,8 +278,7 @@ class KernelStrips:
             self._parts.append(_StripFactor(packed, (diagonal / _INT16_SCALE).sqrt(), offset))
             diagonals[kind] = diagonal if offset is None else diagonal + 2 * offset
         raw = combine_entries(kernel, diagonals)
-        mean = raw.mean(1, keepdim=True)
-        self.unit = torch.where(mean > 0, mean, 1.0) if unit is None else unit
+        self.unit = mean_diagonal(raw) if unit is None else unit
         self.diagonal = raw / self.unit
         self._adds = KERNEL_TABLE[kernel].over_traces
         for i in range(len(self._parts) if self._adds else 1):  # of a product, one factor

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .._utils.formatting import count_noun, left_out_sentence, printable
+from .._utils.formatting import count_noun, join_names, left_out_sentence, printable
 from ..errors import MismatchError, ResemblanceWarning
 from ..representation.representation import Representation, RepresentationLike, as_representation
 from ..similarity.compare import compare
@@ -37,7 +37,7 @@ from ..similarity.drift import (
     sketched_cosine,
 )
 from ..similarity.pairing import LayerKey, match_by_name
-from ..similarity.results import Content, Result, join_names, plain
+from ..similarity.results import Content, Result, plain
 from .entry import Entry, entry_columns, group_of, probe_of
 from .search import REASON_DAMAGED, REASON_OTHER_GROUP, open_query, read_entries
 from .signature import depth_indices, layers_at_depths, signature

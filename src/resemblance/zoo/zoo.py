@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from .._utils.atomic_files import make_folder, write_atomically
-from .._utils.formatting import count_noun, join_some
+from .._utils.formatting import count_noun, join_names
 from .._utils.validation import check_integer
 from ..errors import DataError, FormatError, MismatchError, close_matches, warn
 from .entry import (
@@ -160,7 +160,7 @@ class Zoo:
             close = f"; nearest: {close_matches(key, names)}" if names else ", it is empty"
             rest = f". {damaged_rows_message(len(damaged))}" if damaged else ""
             raise DataError(f"no entry {key!r} in {self.store.where}{close}{rest}")
-        ids = join_some([entry.id[:12] for entry in found], _MAX_SHOWN_IDS)
+        ids = join_names((entry.id[:12] for entry in found), _MAX_SHOWN_IDS)
         raise DataError(
             f"expected one entry, found {len(found)} for {key!r} in {self.store.where}: "
             f"{ids}; give more of the id"
