@@ -40,7 +40,7 @@ SHORT = """## In short
 | training on with the same data | predictions | gradients part long before predictions do: leave `--min gradients` out |
 | averaging weights | whether the two share coordinates, *before* you average | without them the average is worth nothing |
 
-[Checking](../how-to/checking.md) has all thresholds, [how to read scores](../understand/scores.md) what each number is."""
+[The reference](../reference/check.md) has all thresholds, [how to read scores](../understand/scores.md) what each number is."""
 
 MAKING = """## The two networks
 

@@ -44,7 +44,10 @@ def blocks(page):
     ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_code_blocks_run(page, tmp_path, monkeypatch):
-    """Python in one namespace a page, commands in the same folder; `console` is for people."""
+    """Python in one namespace a page, commands in the same folder; `console` is for people.
+
+    A command ends with status 0, or with the one in the comment behind it (`# exit status 1`).
+    """
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
     for language, text in blocks(page):
@@ -55,13 +58,14 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
         if language == "python":
             exec(compile(text, str(page), "exec"), names)
         for line in text.splitlines() if language == "sh" else ():
-            words = shlex.split(line)
+            words = shlex.split(line, comments=True)
+            status = re.search(r" # exit status (\d+)", line)
             assert words[0] == "resemblance", line
             with warnings.catch_warnings():
                 warnings.simplefilter("default")  # as in a process of its own
                 with pytest.raises(SystemExit) as end:
                     main(words[1:])
-            assert end.value.code == 0, line
+            assert end.value.code == (int(status[1]) if status else 0), line
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda p: str(p.relative_to(ROOT)))
