@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from .._utils.formatting import format_quantity, format_score, join_error
-from ..representation.outputs import MAX_FULL_CLASSES
 from ..representation.representation import Representation
+from ..representation.schema import MAX_FULL_CLASSES
 from ..similarity import jackknife
 from ..similarity.results import Content
 
