@@ -3,7 +3,7 @@
 One-hot targets T and the kernel K of a layer give t* = Tᵀ (K + αI)⁻¹ k(x*). Up to a few thousand
 samples this is exact. Beyond that, samples and targets are added with the same random signs into
 the M buckets of a CountSketch: t* = T̃ᵀ (K̃ + αI)⁻¹ k̃(x*), and a random thousand samples are held
-out for cross-validation. docs/how-to/classification.md gives the cost in accuracy. The class
+out for cross-validation. docs/evidence/classification.md gives the cost in accuracy. The class
 follows scikit-learn's conventions without requiring scikit-learn.
 """
 
@@ -117,7 +117,7 @@ def sketch_targets(
 
     In the product of two bucket kernels a sample's sign stands twice and is gone, so there targets
     are added without it. (The paper gives them the sign for every kernel; with the product, labels
-    of opposite sign then cancel, and little is learnt: docs/how-to/classification.md.)
+    of opposite sign then cancel, and little is learnt: docs/evidence/classification.md.)
     """
     h, s = sketch.assign(indices)
     table = torch.zeros(sketch.buckets, targets.shape[1], dtype=torch.float64)
