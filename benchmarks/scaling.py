@@ -6,7 +6,7 @@
 A network of eight convolutions on images of 3 × 32 × 32, one thread a process, gloo on loopback,
 processes as torchrun starts them. Of each number of processes: seconds of the pass by the clock and
 of the processor (the longest of any process), and of joining the parts. The arithmetic of
-docs/how-to/scale.md,
+docs/evidence/scale.md,
 
     seconds = fixed + samples · seconds a sample / processes + rounds of joining · seconds a round,
     bytes of a part = layers · kinds · (blocks, buckets, norms, sketch) + accumulators + outputs,
