@@ -1,7 +1,7 @@
 """Which label-free score of one network follows its error rate as the data shift?
 
     python -m benchmarks.recommend_data FOLDER data.npz     # once, see there
-    python -m benchmarks.shift --data data.npz              # about ten minutes of one core
+    python -m benchmarks.shift --data data.npz              # about three minutes of one core
 
 For each of three data sets (Fashion-MNIST, SVHN, CIFAR-10) three networks are trained on 4,000
 images of 16 × 16 pixels, and recorded on 1,000 other images as they are and with each of 19

@@ -10,6 +10,8 @@ from resemblance.representation.notes import make_note
 from resemblance.transfer import recommendation, transferability
 
 ROOT = Path(__file__).resolve().parents[2]
+SETS = ("fashion", "svhn", "cifar10")
+SHIFT = ROOT / "benchmarks/results/shift.json"
 KEPT = ROOT / "benchmarks/results/recommend_cpu.json"
 pytestmark = pytest.mark.skipif(not KEPT.exists(), reason="the kept results are not here")
 
@@ -61,3 +63,26 @@ def test_every_row_of_the_page_is_one_of_the_results(kept, page):
     }
     assert len(rows) > 10
     assert set(rows) <= measured
+
+
+def test_the_table_of_shifts_has_the_results():
+    means = json.loads(SHIFT.read_text())["mean"]
+    text = (ROOT / "docs/evidence/recommending.md").read_text().replace("−", "-")
+    section = text.split("## Which score follows the error rate")[1].split("\n## ")[0]
+    number = r"(-?0\.\d\d)"
+    row = [rf"{number} \({number} to {number}\)", "[^|]*", number, number, number]
+    rows = re.findall(r"^\| [^|]* \| " + r" ?\| ".join(row), section, re.M)
+    measured = {
+        tuple(
+            f"{x:.2f}"
+            for x in (own["rho"], *own["interval"], *(means[d][score]["rho"] for d in SETS))
+        )
+        for score, own in means["all"].items()
+    }
+    assert len(rows) == len(measured)
+    assert set(rows) == measured
+
+
+def test_dispersity_follows_the_error_rate_better_than_the_mean_embedding():
+    best = json.loads(SHIFT.read_text())["mean"]["all"]["dispersity of outputs"]
+    assert best["less_mean_embedding_interval"][0] > 0
