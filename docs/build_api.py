@@ -56,7 +56,7 @@ SECTIONS = {"Args": "Arguments", "Attributes": "Attributes", "Raises": "Raises"}
 def entry(name: str, thing: object) -> str:
     """One name: its signature, its docstring, and for classes those of its public members."""
     short = name.rpartition(".")[2]
-    parts = [f"## `{short}`"]
+    parts = [heading(short, thing)]
     if short != name:
         module = name.rpartition(".")[0]
         parts.append(f"```python\nfrom resemblance.{module} import {short}\n```")
@@ -69,6 +69,11 @@ def entry(name: str, thing: object) -> str:
         call = "" if isinstance(member, property) else None
         parts += [f"### `{short}.{key}`", block(own, f"{short}.{key}", call)]
     return "\n\n".join(parts)
+
+
+def heading(short: str, thing: object) -> str:
+    """One that differs for a class and a function whose names differ in a capital alone."""
+    return f"## class `{short}`" if inspect.isclass(thing) else f"## `{short}`"
 
 
 def block(thing: object, name: str, call: str | None = None) -> str:
@@ -173,7 +178,8 @@ def pages() -> dict[str, str]:
         for name, thing in found.items():
             short = name.rpartition(".")[2]
             first = prose((inspect.getdoc(thing) or "").splitlines()[0]).replace("|", "\\|")
-            rows.append(f"| [`{name}`](api/{area}.md#{short.lower()}) | {first} |")
+            place = f"class-{short}" if inspect.isclass(thing) else short
+            rows.append(f"| [`{name}`](api/{area}.md#{place.lower()}) | {first} |")
         index.append(f"## [{title}](api/{area}.md)\n\n" + "\n".join(rows))
     return {"api.md": "\n\n".join(index) + "\n", **made}
 

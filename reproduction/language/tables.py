@@ -36,22 +36,23 @@ def page(content: Content, figure: str) -> str:
     parts = [
         "# Language models",
         _measured(content, sizes),
-        "## What to do",
-        _advice(content, sizes),
         "```console\nresemblance record --model hf:BASE --data text.txt -o base.rsm\n"
         "resemblance record --model hf:COPY --data text.txt -o copy.rsm\n"
         "resemblance compare base.rsm copy.rsm --kernel gradients\n```",
+        "## What to do",
+        _advice(content, sizes),
         f"![Scores against KL]({figure})",
-        "Mean over layers, bars of two standard errors. Filled: copies, which began with the "
-        "base's weights. Hollow: networks that did not.",
-        "## Copies and strangers",
-        "Samples are tokens; mean of CKA over layers ± standard error. KL(base‖network) in nats a "
-        "byte, and the share of positions whose most likely byte differs, over all positions of "
+        "Means over layers, with bars of two standard errors. Filled points are copies, which "
+        "began with the base's weights. Hollow points are unrelated networks.",
+        "## All networks",
+        "The samples are tokens. Scores are CKA, mean over layers, ± standard error. KL is "
+        "KL(base‖network) in nats per byte. *Top byte differs* is the share of positions whose "
+        "most likely byte changes. Both are over all positions of "
         f"{content['scale']['sequences']} held-out sequences.",
         *(_networks(content, size) for size in sizes),
-        "## What a sample is",
+        "## Which samples to record",
         _units(content, sizes),
-        "## Where a change shows",
+        "## Where a damaged block shows",
         _where(content, sizes),
     ]
     if "masked" in content["sizes"]:
@@ -66,23 +67,24 @@ def page(content: Content, figure: str) -> str:
 def _measured(content: Content, sizes: Sequence[str]) -> str:
     place, scale = content["environment"], content["scale"]
     nets = " and ".join(
-        f"{content['training'][f'{size}/0']['parameters'] / 1e6:.3g} million parameters "
-        f"({content['sizes'][size]['loss']:.2f} nats a byte on held-out text)"
+        f"{content['training'][f'{size}/0']['parameters'] / 1e6:.3g} million parameters (loss "
+        f"{content['sizes'][size]['loss']:.2f} nats per byte on held-out text)"
         for size in sizes
     )
     missing = " ".join(
-        f"Of the {size} one there are no results yet for these: {_listed(map(label, kinds))}."
+        f"For the {size} one there are no results yet for: {_listed(map(label, kinds))}."
         for size in sizes
         if (kinds := _not_measured(content, sizes, size))
     )
     return (
-        f"Measured on byte-level GPT-2s of {nets}, trained on Python source. Beside each base: "
-        "copies of it, a twin from another seed, one trained on C headers, an untrained one and a "
-        f"student. {missing + ' ' if missing else ''}All of a size saw the same "
-        f"{scale['sequences']} held-out sequences of {scale['context']} bytes. "
-        "`python -m reproduction.language` repeats it "
-        f"({place['device']}, torch {place['torch']}, {place['date']}); this page is "
-        "made of its results by `reproduction.language.tables`."
+        "This page shows how scores of language models relate to KL, and which samples and kernel "
+        "to choose. It compares byte-level GPT-2s, trained on Python source code, with copies of "
+        "them, a twin (a network from a different seed), a network trained on C headers, an "
+        f"untrained one and a student. The bases have {nets}. {missing + ' ' if missing else ''}"
+        f"All saw the same {scale['sequences']} held-out sequences of {scale['context']} bytes.\n\n"
+        "`python -m reproduction.language` repeats the measurement, and "
+        "`python -m reproduction.language.tables` writes this page from its results "
+        f"({place['device']}, torch {place['torch']}, {place['date']})."
     )
 
 
@@ -96,47 +98,43 @@ def _not_measured(content: Content, sizes: Sequence[str], size: str) -> list[str
 
 
 def _advice(content: Content, sizes: Sequence[str]) -> str:
-    units = _worst_separations(content, sizes)
-    apart = ", ".join(f"{unit} {value:.0f}" for unit, value in units.items())
+    apart = _worst_separations(content, sizes)
     first = content["sizes"][sizes[0]]
-    ranked, spans = (
-        ", ".join(
-            f"{kernel} {_number(_find(first[key], 'tokens', kernel)[what], digits)}"
-            for kernel in KERNELS
-        )
-        for key, what, digits in (("ranking", "all", 3), ("range", "span", 2))
-    )
     twin = _by_kind(content, sizes[0]).get("twin")
-    twins = [_by_kind(content, size).get("twin") for size in sizes]
-    lines = [
-        "**Record tokens**, which is what `record` does with a language model. "
-        + "Gradients of a twin, which shares its base's text and nothing else, by kind of sample: "
-        + "; ".join(
-            f"{unit} "
-            + " and ".join(_number(t["scores"][unit]["gradients"]["mean"], 2) for t in twins if t)
-            for unit in UNITS
+    twins = [row for size in sizes if (row := _by_kind(content, size).get("twin"))]
+    kernels = [
+        (
+            kernel,
+            _number(_find(first["ranking"], "tokens", kernel)["all"]),
+            _number(_find(first["range"], "tokens", kernel)["span"], 2),
+            _with_error(twin["scores"]["tokens"][kernel]) if twin else "none",
         )
-        + ". Over a mean or over all positions at once a stranger looks like a copy. That is a "
-        "matter of range, not of noise: how many standard errors of their difference lie between "
-        "an 8-bit copy, a 4-bit copy and a twin, in the worst case over pairs and sizes and with "
-        f"the best kernel of each kind of sample: {apart}.",
-        "**Choose the kernel.** Spearman's ρ of 1 − score with KL over all networks, for tokens: "
-        f"{ranked}. By rank they say the same; from the closest copy to the farthest their scores "
-        f"fall by: {spans}. Gradients leave most room between a good copy and a bad one.",
+        for kernel in KERNELS
     ]
-    if twin:
-        scores = ", ".join(f"{k} {_with_error(twin['scores']['tokens'][k])}" for k in KERNELS)
-        lines.append(
-            f"**Read a score against references.** An independent twin has {scores}: a copy at "
-            "that level is, to that kernel, as unlike its base as a network trained anew. Record "
-            "an 8-bit copy as well, for how high a close copy scores."
+    units = [
+        (
+            unit,
+            _listed(_number(row["scores"][unit]["gradients"]["mean"], 2) for row in twins),
+            f"{apart[unit]:.0f}",
         )
-    lines.append(
-        "**For networks with the same tokens, measure KL too.** Two recordings give it as well "
-        "([behaviour](../understand/scores.md)), for the tokens that they drew; which layer it "
-        "comes from is what scores by layer say."
-    )
-    return "\n".join(f"{i}. {line}" for i, line in enumerate(lines, 1))
+        for unit in UNITS
+    ]
+    return "\n\n".join([
+        "**Record tokens**, the default for language models. A twin shares nothing with its base "
+        "but the training text, and its gradient CKA should be low. Over the mean of a sequence, "
+        "or over all its positions at once, it is as high as that of a copy. The last column is "
+        "the smallest difference between an 8-bit copy, a 4-bit copy and a twin, with the best "
+        "kernel, in standard errors.",
+        table(("sample", "gradient CKA of twins", "smallest difference"), units),
+        "**Use gradients.** All three kernels rank networks as KL does (Spearman's ρ, tokens). "
+        "Gradients have the widest range between the closest copy and the farthest.",
+        table(("kernel", "ρ with KL", "range over copies", "twin"), kernels),
+        "**Compare a score with references.** A copy at the level of the twin is, by this kernel, "
+        "no closer to its base than an unrelated network. Also record an 8-bit copy, to see how "
+        "high the score of a close copy is.",
+        "**Measure KL as well**, which two recordings also give "
+        "([predictions](../understand/scores.md)). Scores then say at which layer it arises.",
+    ])  # fmt: skip
 
 
 def _listed(words: Iterable[str]) -> str:
@@ -190,9 +188,9 @@ def _networks(content: Content, size: str) -> str:
 
 def _units(content: Content, sizes: Sequence[str]) -> str:
     parts = [
-        "Mean of CKA over layers; ρ is Spearman's with KL over copies and over all networks; the "
-        "last columns say how many standard errors of their difference lie between two networks, "
-        "and how many the scores of all copies span."
+        "Scores are CKA, mean over layers. ρ is Spearman's correlation with KL, over copies and "
+        "over all networks. The last columns are the difference between two networks and the range "
+        "over all copies, in standard errors of the difference."
     ]
     named = ("int8", "int4", "pruned-50", "twin")
     for size in sizes:
@@ -215,15 +213,15 @@ def _units(content: Content, sizes: Sequence[str]) -> str:
                     _number(span["errors"], 0),
                 ))  # fmt: skip
         parts.append(table(head, rows))
-    how = "; ".join(f"{unit}: {_option(content, unit)}" for unit in UNITS)
-    return "\n\n".join([*parts, f"As options of `record`: {how}."])
+    how = table(("sample", "options of `record`"), [(u, _option(content, u)) for u in UNITS])
+    return "\n\n".join([*parts, how])
 
 
 def _where(content: Content, sizes: Sequence[str]) -> str:
     text = (
-        f"The first layer from the input whose score is below 1 by more than {ERRORS} standard "
-        f"errors and by more than {LEAST:g}, and the last, for tokens. Features "
-        "before a damaged block cannot change; gradients there can, as they come from what follows."
+        f"The first and last layer whose score is below 1 by more than {ERRORS} standard errors "
+        f"and by more than {LEAST:g}, for tokens. Features before a damaged block cannot change. "
+        "Gradients there can, because they come from the layers after it."
     )
     parts = []
     for size in sizes:
@@ -251,7 +249,7 @@ def _masking(content: Content) -> str:
     head = (
         "drawn tokens",
         "n_eff",
-        "carried by the top 1 %",
+        "share of the top 1 %",
         "kernel",
         *map(label, kinds),
         "ρ all",
@@ -275,40 +273,45 @@ def _masking(content: Content) -> str:
         }
         for way in ways
     }
-    told = "; ".join(
-        f"{a} and {b} {apart['masked'][a, b]:.1f} and {apart['not masked'][a, b]:.1f}"
-        for a, b in apart["masked"]
+    differences = table(
+        ("difference of gradient CKA, in standard errors", *ways),
+        [
+            (f"{a} and {b}", *(f"{apart[way][a, b]:.1f}" for way in ways))
+            for a, b in apart["masked"]
+        ],
     )
     gains = [
         apart["masked"][pair] / max(apart["not masked"][pair], 1e-9) for pair in apart["masked"]
     ]
     if gains and min(gains) >= NEEDED:
-        verdict = "Masking is worth its while: pass `tokenizer=`, so that drawn tokens are masked."
+        verdict = (
+            "Masking separates networks better: pass `tokenizer=`, so that drawn tokens are masked."
+        )
     elif gains and max(gains) <= 1 / NEEDED:
-        verdict = "Recordings without masks tell networks apart better here."
+        verdict = "Recordings without masks separate networks better here."
     else:
-        verdict = "By this measure masking is not needed to tell networks apart."
+        verdict = "Masking is not needed to separate these networks."
     loss = found["loss"]
     known = found["text"].get("python", {}).get("nats a byte by frequency")
     weak = (
-        f" It has learnt little more than how frequent bytes are, which alone gives {known:.2f}: "
-        "what is said here is of a network that makes little of its context."
+        f" It has learnt little more than byte frequencies, which alone give {known:.2f}, so these "
+        "results are about a network that hardly uses its context."
         if known is not None and loss > 0.8 * known
         else ""
     )
     return "\n\n".join([
-        f"A ModernBERT over bytes ({loss:.2f} nats a masked byte on held-out text).{weak} Recorded "
-        "with the drawn tokens masked, as `record` does if it has the tokenizer, and as they are. "
-        "n_eff and the share of Σ ‖g‖² that the top 1 % of tokens carry are the base's, smallest "
-        "and largest over layers.",
+        f"A ModernBERT over bytes ({loss:.2f} nats per masked byte on held-out text).{weak} It is "
+        "recorded with the drawn tokens masked, as `record` does if it has the tokenizer, and "
+        "without masks. n_eff and the share of Σ ‖g‖² in the top 1 % of tokens are those of the "
+        "base, smallest and largest over layers.",
         table(head, rows),
-        f"Standard errors of gradients' scores between pairs, masked and not: {told or 'none'}. "
-        f"{verdict} (It is called needed where every pair lies {NEEDED:g} times as far apart.)",
+        differences,
+        f"{verdict} The criterion is {NEEDED:g} times the difference, for every pair.",
     ])  # fmt: skip
 
 
 def _training(content: Content) -> str:
-    head = ("network", "text", "steps", "MB seen", "rate", "loss at the end", "seconds")
+    head = ("network", "text", "steps", "MB seen", "learning rate", "final loss", "seconds")
     rows = [
         (
             f"`{name}`", one["learnt"], f"{one['steps']:,}", f"{one['bytes'] / 1e6:.1f}",
@@ -321,13 +324,12 @@ def _training(content: Content) -> str:
     known = [f"{one['files']:,} files ({size})" for size, one in files.items() if one]
     gathered = f"Python source of {_listed(known)}" if known else "Python source"
     return "\n\n".join([
-        f"{gathered}, gathered from the packages that were installed when a size "
-        f"was measured. AdamW, a cosine of the rate, bfloat16, context {scale['context']}. Weights "
-        "are rounded symmetrically with a scale an output row and pruned by magnitude matrix by "
-        "matrix, in the "
-        f"projections of all blocks. `low-rank` is an adapter of rank {scale['rank']} on all of "
-        "them, merged; `distilled` is a small network that learnt the base's predictions, whose "
-        "loss is KL. Recordings are float32.",
+        f"{gathered}, collected from the packages installed when a size was measured. AdamW, "
+        f"cosine schedule, bfloat16, context {scale['context']}. Weights of the projections in all "
+        "blocks are rounded symmetrically with one scale per output row, and pruned by magnitude "
+        f"per matrix. `low-rank` is an adapter of rank {scale['rank']} on all of them, merged. "
+        "`distilled` is a small network trained on the base's predictions, whose loss is KL. "
+        "Recordings are float32.",
         table(head, rows),
     ])  # fmt: skip
 
@@ -339,11 +341,11 @@ def label(kind: str) -> str:
     ('block 4 alone rounded to 3 bits', '35 % of the weights pruned')
     """
     names = {
-        "twin": "twin from another seed", "other text": "trained on C headers",
+        "twin": "twin, from a different seed", "other text": "trained on C headers",
         "tuned": "trained further on the same text",
         "tuned-docs": "trained further on documentation",
         "low-rank": "adapter trained on documentation, merged",
-        "distilled": "a small student of it",
+        "distilled": "distilled into a small student",
     }  # fmt: skip
     if kind.startswith("pruned-"):
         return f"{kind.removeprefix('pruned-')} % of the weights pruned"
