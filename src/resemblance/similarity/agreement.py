@@ -290,7 +290,7 @@ def comparable_outputs(
 
 def predictions_obstacle(a: Representation, b: Representation) -> str | None:
     """Why what two networks predict cannot be compared, or None if it can."""
-
+    found: list[Outputs] = []
     for rep in (a, b):
         if not rep.complete:
             return incomplete_message(rep)
@@ -312,9 +312,8 @@ def predictions_obstacle(a: Representation, b: Representation) -> str | None:
                 f"{rep.name!r} predicted NaN for {bad:,} of {rep.predictions.rows:,} samples; "
                 "repair the model and record it again"
             )
-    p, q = a.predictions, b.predictions
-    assert p is not None
-    assert q is not None
+        found.append(rep.predictions)
+    p, q = found
     if p.multi_label != q.multi_label:
         one, two = (a, b) if p.multi_label else (b, a)
         return f"{one.name!r} is a multi-label network and {two.name!r} predicts one class"

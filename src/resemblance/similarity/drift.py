@@ -415,6 +415,17 @@ def layer_pairs(
     return matching, pairs
 
 
+def subtractable_pairs(
+    a: Representation, b: Representation
+) -> Sequence[tuple[Layer, Layer]] | None:
+    """Counterparts of equal shape; None if one recording cannot be subtracted from the other."""
+    try:
+        check_subtractable(a, b)
+        return layer_pairs(a, b)[1]
+    except MismatchError:
+        return None
+
+
 def comparable_kinds(
     a: Representation, b: Representation
 ) -> tuple[tuple[Kind, ...], tuple[Note, ...]]:
@@ -426,16 +437,19 @@ def comparable_kinds(
     return ("features", "gradients"), ()
 
 
+def rounding_step(rep: Representation) -> float:
+    """The distance of 1 to the next number of the precision that a network was run in."""
+    kind = getattr(torch, (rep.made.autocast or rep.made.dtype).removeprefix("torch."), None)
+    half = kind in (torch.float16, torch.bfloat16)
+    return torch.finfo(kind if half else torch.float32).eps  # type: ignore[arg-type]
+
+
 def _rounding_floor(a: Representation, b: Representation) -> float:
     """Decibels that rounding gives: of each side's features to its dtype, and of sums to float32.
 
     Networks round at every layer, so that changes somewhat below it may be rounding as well.
     """
-    steps = [torch.finfo(torch.float32).eps] * 2
-    for rep in (a, b):
-        kind = getattr(torch, (rep.made.autocast or rep.made.dtype).removeprefix("torch."), None)
-        half = kind in (torch.float16, torch.bfloat16)
-        steps.append(torch.finfo(kind if half else torch.float32).eps)  # type: ignore[arg-type]
+    steps = [torch.finfo(torch.float32).eps] * 2 + [rounding_step(rep) for rep in (a, b)]
     return -10 * math.log10(_ROUNDING_VARIANCE * sum(step**2 for step in steps))
 
 

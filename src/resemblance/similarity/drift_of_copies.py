@@ -16,19 +16,17 @@ import torch
 from torch import Tensor
 
 from .._ops.count_sketch import COLUMNS, ROWS
-from ..errors import MismatchError
 from ..representation.layer import Kind, Layer
 from ..representation.representation import Representation
 from .drift import (
     FALSE_ALARM_RATE,
     centred_sketch,
-    check_subtractable,
     comparable_kinds,
     drift_decibels,
-    layer_pairs,
     pair_drift,
     pair_permuted_cosine,
     sketched_cosine,
+    subtractable_pairs,
 )
 
 _MIN_COSINE = 0.5  # cosine
@@ -54,10 +52,7 @@ def drift_of_copies(reps: Sequence[Representation]) -> Iterator[tuple[tuple[int,
         alike = directions[i] @ directions[j].T
         if not (alike > _MIN_COSINE).any():
             continue
-        try:
-            check_subtractable(a, b)
-            _, pairs = layer_pairs(a, b)
-        except MismatchError:
+        if (pairs := subtractable_pairs(a, b)) is None:
             continue
         kinds, _ = comparable_kinds(a, b)
         values = [[_drift_values(x, y, kind, a, b) for x, y in pairs] for kind in kinds]

@@ -279,6 +279,7 @@ def comparable_embeddings(a: Representation, b: Representation) -> tuple[Embeddi
 
 def embeddings_obstacle(a: Representation, b: Representation) -> str | None:
     """Why the embeddings of two networks cannot be compared, or None if they can."""
+    rows = []
     for rep in (a, b):
         if not rep.complete:
             return incomplete_message(rep)
@@ -290,10 +291,9 @@ def embeddings_obstacle(a: Representation, b: Representation) -> str | None:
                 "recorded without its outputs, or they are not one vector a sample; record it "
                 'again with `logits="none"`'
             )
+        rows.append(rep.embeddings.rows)
     if (why := blocks_obstacle(a, b)) is not None:
         return why
-    assert a.embeddings is not None
-    assert b.embeddings is not None
-    if a.embeddings.rows < 2:
+    if rows[0] < 2:
         return "a single sample has no neighbours"
-    return None if a.embeddings.rows == b.embeddings.rows else "they are of different samples"
+    return None if rows[0] == rows[1] else "they are of different samples"

@@ -25,18 +25,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 import numpy as np
-import torch
 
 from .._utils.formatting import join_names
 from ..representation.layer import Layer, Products
 from ..representation.representation import Representation
 from ..representation.schema import REAL, TEXT, list_of, one_of
 from .agreement import Behaviour
+from .drift import Coordinates, rounding_step
 from .results import Content
 
 if TYPE_CHECKING:
     from .comparison import KernelComparison
-    from .drift import Coordinates
 
 Basis = Literal[
     "unchanged",
@@ -130,10 +129,7 @@ def rounding_tolerance(a: Representation, b: Representation) -> float:
     """What rounding may leave of a divergence, or of 1 less a score, between equal functions."""
     steps = []
     for rep in (a, b):
-        name = (rep.made.autocast or rep.made.dtype).removeprefix("torch.")
-        kind = getattr(torch, name, None)
-        half = kind in (torch.float16, torch.bfloat16)
-        eps = torch.finfo(kind if half else torch.float32).eps  # type: ignore[arg-type]
+        eps = rounding_step(rep)
         steps.append(eps if rep.made.device.startswith("cpu") else max(eps, _TENSOR_CORE_EPS))
     return float(np.clip((_ROUNDINGS * max(steps)) ** 2, _LEAST, _MOST))
 

@@ -31,10 +31,9 @@ from ..similarity.drift import (
     FALSE_ALARM_RATE,
     Coordinates,
     centred_sketch,
-    check_subtractable,
     coordinates,
-    layer_pairs,
     sketched_cosine,
+    subtractable_pairs,
 )
 from ..similarity.pairing import LayerKey, match_by_name
 from ..similarity.results import Content, Result, plain
@@ -319,13 +318,9 @@ def may_be_related(a: Representation, b: Representation) -> bool:
     """Whether it is worth asking: some cosine is not small, or noise may tell."""
     if a.data.id == NOISE:
         return True
-    try:
-        check_subtractable(a, b)
-        _, pairs = layer_pairs(a, b)
-    except MismatchError:
-        return False
     sketches = (
-        (centred_sketch(x, "features", a), centred_sketch(y, "features", b)) for x, y in pairs
+        (centred_sketch(x, "features", a), centred_sketch(y, "features", b))
+        for x, y in subtractable_pairs(a, b) or ()
     )
     return any(sketched_cosine(*both, centre=True) > _MIN_COSINE for both in sketches)
 
