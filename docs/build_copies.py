@@ -204,7 +204,7 @@ def standard_errors(of: Results) -> Iterator[str]:
         None not in sizes.values()
         and {sizes["int8"], sizes["int4"], sizes["pruned-50"]} == {60}
         and min(x for x in sizes.values() if x is not None) == 40,
-        "It is certain of nearly every image, so a few hard images dominate its gradients: the effective sample size ([n_eff](../start/guide.md#n_eff)) is 60 of 1,000, and 40 for the copy that was trained further. Each comparison warns of it. Disagreement is not affected, because its bounds are exact.",
+        "It is certain of nearly every image, so a few hard images dominate its gradients: the effective sample size ([n_eff](../understand/scores.md#n_eff)) is 60 of 1,000, and 40 for the copy that was trained further. Each comparison warns of it. Disagreement is not affected, because its bounds are exact.",
     )
     yield claim(
         all(effective(r) is None for r in of.copies("language"))
