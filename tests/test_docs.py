@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from optional_libraries import usable_torchvision
 from resemblance.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +21,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 MADE = [ROOT / "docs/reference/api.md", *(ROOT / "docs/reference/api").glob("*.md")]
 FIGURES = ROOT / "docs/figures"
-SLOW = {"first-comparison.md"}
+SLOW = {"first-comparison.md", "language-models.md"}
 SECTIONS = ("Start", "How-to", "Understand", "Reference", "Evidence")
 PARSED = {  # the library that a block needs, and what must read it
     "yaml": ("yaml", lambda text: importlib.import_module("yaml").safe_load(text)),
@@ -50,6 +51,8 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
     """
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
+    if "import LlamaConfig" in page.read_text(encoding="utf-8"):
+        usable_torchvision()
     for language, text in blocks(page):
         assert language in ("python", "sh", "console", "text", "json", *PARSED), language
         if language in PARSED:
