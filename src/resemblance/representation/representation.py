@@ -14,6 +14,7 @@ functions do for their arguments.
 from __future__ import annotations
 
 import datetime
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from .. import __version__
 from .._ops.devices import require_cpu_default_device
 from .._utils.equality import by_content
 from .._utils.hashing import seeded_permutation
+from .._utils.notebook import result_html
 from .._utils.validation import is_integer
 from ..errors import DataError, LayerError, close_matches
 from .embeddings import Embeddings
@@ -214,6 +216,36 @@ class Representation:
             f"{len(self.block_sizes)} blocks of {self.settings.block}, "
             f"{self.settings.buckets} buckets)"
         )
+
+    def _repr_html_(self) -> str:
+        columns = {
+            "layer": self.layer_names,
+            "shape": [" × ".join(map(str, layer.shape_in_network)) for layer in self.layers],
+            "recorded": [layer.kinds for layer in self.layers],
+            **{
+                f"rms norm of {kind}": [
+                    math.sqrt(max(layer.recorded(kind).trace, 0.0) / max(self.samples, 1))
+                    for layer in self.layers
+                ]
+                for kind in self.layers[0].kinds
+            },
+        }
+        return result_html(repr(self), (), columns, "\n".join(self._origin()))
+
+    def _origin(self) -> Iterator[str]:
+        """What it was recorded from, and how."""
+        model, data, made = self.model, self.data, self.made
+        if model.parameters is not None:
+            yield f"The network has {model.parameters:,} parameters in {made.dtype}."
+        if data.id:
+            yield f"The data are {data.id!r}."
+        target = f"target {self.settings.target!r}" if self.settings.gradients else "no gradients"
+        yield f"Recorded with seed {self.settings.seed}, {target}, pooling {self.settings.pool!r}."
+        if isinstance(self.outputs, Outputs):
+            yield f"Predictions are stored (logits: {made.logits or 'not said'})."
+        elif self.outputs is not None:
+            yield "Embeddings are stored."
+        yield f"{made.date}, {made.device}, torch {made.torch}, resemblance {made.resemblance}."
 
     @property
     def name(self) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from .._utils.formatting import count_noun, format_score, join_error, join_names, printable
+from .._utils.notebook import HeatMap
 from ..representation.notes import Note
 from ..representation.schema import (
     COUNT,
@@ -42,7 +43,6 @@ from .indices.registry import score_bounds
 from .jackknife import jackknife_error, student_interval
 from .kernels import ESTIMATORS, KERNELS, Estimator, Index, Kernel
 from .neighbours import EmbeddingBehaviour
-from .notebook import HeatMap
 from .pairing import (
     MATCHING_RULES,
     LayerKey,

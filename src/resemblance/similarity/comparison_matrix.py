@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from .._utils.formatting import join_names, printable
+from .._utils.notebook import HeatMap
 from ..representation.schema import (
     COUNT,
     MAPPING,
@@ -27,7 +28,6 @@ from ..representation.schema import (
 from .agreement_matrix import BehaviourMatrix, check_models
 from .indices.registry import index_names
 from .kernels import KERNELS, Index, Kernel
-from .notebook import HeatMap
 from .results import Plotted, Shape, StoredResult
 
 

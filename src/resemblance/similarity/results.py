@@ -23,10 +23,10 @@ import numpy as np
 
 from .._utils.atomic_files import write_atomically
 from .._utils.equality import by_content
+from .._utils.notebook import HeatMap, result_html
 from ..errors import FormatError, import_optional
 from ..representation.notes import Note
 from ..representation.schema import Rule, check_part
-from .notebook import HeatMap, result_html
 
 if TYPE_CHECKING:
     import pandas

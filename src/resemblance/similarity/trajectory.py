@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import numpy as np
 
 from .._utils.formatting import join_names, printable
+from .._utils.notebook import HeatMap
 from .._utils.validation import is_integer as is_whole_number
 from ..errors import DataError, MismatchError, warn
 from ..representation import schema
@@ -45,7 +46,6 @@ from .compare_all import check_comparable
 from .comparison import KernelComparison, mean_over_layers
 from .jackknife import unreliable_note
 from .kernels import ESTIMATORS, CompareConfig, Estimator
-from .notebook import HeatMap
 from .pairing import MATCHING_RULES, MatchedBy, layers_in_all, recorded_without
 from .results import Content, Plotted, Shape, StoredResult, count_samples
 from .stored_kernels import has_full_gram

@@ -14,7 +14,7 @@ import pytest
 
 import resemblance as rs
 from made_up import comparison, recorded, trajectory
-from resemblance.similarity.notebook import HeatMap, heat_map_svg, table_html
+from resemblance._utils.notebook import HeatMap, heat_map_svg, table_html
 from test_results import NAMES, results  # noqa: F401 - a fixture
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -152,3 +152,19 @@ def test_a_figure_shows_itself_and_goes_through_pickle():
     picture = figure._repr_png_()
     assert picture.startswith(b"\x89PNG")
     assert pickle.loads(pickle.dumps(figure))._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_recording_shows_its_layers_and_what_it_was_recorded_from():
+    rep = recorded(0, 100)
+    words = read(rep._repr_html_()).words
+    assert words[0] == repr(rep)
+    assert all(name in words for name in rep.layer_names)
+    trace = rep[0].features.trace
+    assert f"{(trace / 100) ** 0.5:.3g}" in " ".join(words)
+    assert f"seed {rep.settings.seed}," in " ".join(words)
+    assert "script" not in read(rep.renamed(EVIL)._repr_html_()).tags
+
+
+def test_a_recording_of_arrays_without_gradients_shows_its_features():
+    rep = recorded_outputs()
+    assert "gradients" not in read(rep._repr_html_()).words

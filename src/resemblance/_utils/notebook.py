@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._utils.formatting import format_quantity, format_score, printable
+from .formatting import format_quantity, format_score, printable
 
 _SCORES = ("score", "features", "gradients", "first to last")  # columns of similarities
 _MAX_ROWS = 16  # of a table
