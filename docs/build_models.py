@@ -15,36 +15,46 @@ sys.path.insert(0, str(HERE.parent / "tests/models"))
 
 from families import TIMM, TRANSFORMERS, Family, recorded  # noqa: E402
 
-HEAD = """# Which layers `auto` picks
+HEAD = """# Layers that auto picks
 
-`layers="auto"` records what a person would point at in a print-out of the network: the stem, every repeated block, and the vector before the head. It reads this off a trial run on two samples.
+This page says which layers `layers="auto"` records, how to name others, and what it picks of the families that were tried.
 
-- A **block** is a module of at least two weight matrices: a residual block, a transformer layer. One convolution with its norm and activation is a layer, not a block.
-- A **run** is the blocks under one attribute of a module (a `Sequential`, a `ModuleList`, or numbered names such as `b1`, `b2`), of which one is given what another of its class gave. Experts side by side, and the parts inside a residual block, are no run.
-- A module with a run inside is a **stage** and is opened, and so are all of its class. But one that stands among blocks and gives something else than its run hands on (a sum with what it was given, several outputs joined) is itself the block.
-- **Recorded** are the blocks in runs that are no stages; the last module before the first of them, and before a decoder or a second tower; and the input of the head. A network without runs is a chain: there, what each layer with weights hands on is recorded, after its activation.
-- What has no axis of samples cannot be recorded: a rotary embedding is no stem, and a block without one gives way to the module around it. If there is none it is left out, and a warning names it.
+```console
+resemblance layers --model torchvision:resnet18 --data photos/
+```
 
-`resemblance layers --model … --data …` lists what runs and what is picked. To choose otherwise, name layers:
+lists all modules that run and which of them `auto` picks. `auto` records the stem, every repeated block, and the input of the head. It finds them in a trial run on two samples.
+
+| term | meaning |
+|---|---|
+| block | a module with at least two weight matrices, such as a residual block or a transformer layer. One convolution with its norm and activation is a layer, not a block |
+| run | the blocks under one attribute of a module (a `Sequential`, a `ModuleList`, or numbered names such as `b1`, `b2`), of which one receives the output of the one before. Parallel experts, and the parts of a residual block, are not a run |
+| stage | a module with a run inside. It is opened, and so are all modules of its class. A module among blocks that returns something different from its last block (a sum with its input, several outputs joined) is a block itself |
+
+- **Recorded** are the blocks in runs that are not stages, the last module before the first of them and before a decoder or a second tower, and the input of the head.
+- **Networks without runs** are chains: the output of each layer with weights is recorded, after its activation.
+- **Outputs without an axis of samples** cannot be recorded. The module around such a block is used instead, or a warning names it. A rotary embedding is not a stem.
+
+## Name layers yourself
 
 | `layers=` | means |
 |---|---|
-| `"layer2.0"` | that module's output, every time it runs |
+| `"layer2.0"` | the output of that module, for every call |
 | `"layer2.0:in"` | its input |
-| `"relu#1"`, `"relu#2"` | what it gives the first time, the second time |
-| `"blocks.*"` | `*` is anything but a dot: `blocks.0`, not `blocks.0.attn` |
-| `"blocks.**"` | `**` is anything: every module inside as well |
-| `"layer?.[01]"` | `?` is one letter, `[01]` one of these |
-| `["auto", "!head:in"]`, `["blocks.**", "!**.drop*"]` | without what follows the `!` |
+| `"relu#1"`, `"relu#2"` | its output in the first call, the second call |
+| `"blocks.*"` | `*` matches anything but a dot: `blocks.0`, not `blocks.0.attn` |
+| `"blocks.**"` | `**` matches anything, so every module inside as well |
+| `"layer?.[01]"` | `?` is one character, `[01]` one of these |
+| `["auto", "!head:in"]`, `["blocks.**", "!**.drop*"]` | without the layers that match after `!` |
 | `"!stem"` | `auto` without it |
 
-In version 0.1 `*` crossed dots. Until the next release a pattern that matched other layers then is refused, and the error says what to write.
+In version 0.1 `*` also matched dots. Until the next release, a pattern that would have matched other layers then is refused, with what to write instead.
 
-Outputs of four or more axes are images. Whether their channels come first or last is read off the layers that work on them, so that `pool="mean"` of a Swin Transformer, which keeps (n, height, width, channels), is a mean over its pixels as that of a convolutional network is. Such outputs are recorded, and handed to a pooling function of yours, as (n, channels, height, width).
+Outputs of four or more axes are images. Whether channels come first or last is read from the layers that process them, so that `pool="mean"` of a Swin Transformer, which has (n, height, width, channels), is the mean over positions. Such outputs are recorded, and passed to your pooling function, as (n, channels, height, width).
 
-## What was tried
+## Families that were tried
 
-Each family below was built small, without trained weights, and recorded with the defaults on eight random inputs; the tests do the same and compare with this page. Sizes are not the published ones: read `{0..3}` as "all of them". Made by `python docs/build_models.py`.
+Each family was built small, with random weights, and recorded with the defaults on eight random inputs. The tests do the same and compare with this page. `{0..3}` stands for all blocks, whose number is smaller than in published models. Written by `python docs/build_models.py`.
 """
 
 
