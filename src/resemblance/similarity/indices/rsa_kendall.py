@@ -10,25 +10,22 @@ Reference: Nili et al. 2014.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from ..._ops import packing
 from .registry import PreparedKernel, SimilarityIndex
-from .rsa_spearman import pair_distances
+from .rsa_spearman import pair_distances, pair_matrix
 
 
 def _prepare(kernel: Tensor, _: float) -> PreparedKernel:
-    i, j = torch.tril_indices(len(kernel), len(kernel), -1, device=kernel.device)
-    out = torch.zeros_like(kernel)
-    out[i, j] = out[j, i] = pair_distances(kernel)
-    return PreparedKernel(squares=(out,))
+    return PreparedKernel(squares=(pair_matrix(pair_distances(kernel), kernel),))
 
 
 def _score(one: PreparedKernel, two: PreparedKernel) -> float:
     from scipy.stats import kendalltau
 
     sides = (x.squares[0].cpu() for x in (one, two))
-    i, j = torch.tril_indices(len(one.squares[0]), len(one.squares[0]), -1)
+    i, j = packing.lower_triangle(len(one.squares[0]))
     return float(kendalltau(*(x[i, j].numpy() for x in sides)).statistic)
 
 

@@ -13,14 +13,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..._ops import packing
 from .registry import PreparedKernel, SimilarityIndex
 
 
 def pair_distances(kernel: Tensor) -> Tensor:  # (n, n) -> (t,)
     """Squared distances of all pairs of samples."""
-    i, j = torch.tril_indices(len(kernel), len(kernel), -1, device=kernel.device)
+    i, j = packing.lower_triangle(len(kernel), kernel.device)
     d = kernel.diagonal()
     return d[i] + d[j] - 2 * kernel[i, j]
+
+
+def pair_matrix(values: Tensor, kernel: Tensor) -> Tensor:  # (t,), (n, n) -> (n, n)
+    """Numbers of all pairs of samples as a symmetric matrix, with zeros on the diagonal."""
+    return packing.symmetric_matrices(values, torch.zeros_like(kernel[0]))
 
 
 def _prepare(kernel: Tensor, _: float) -> PreparedKernel:
@@ -30,10 +36,7 @@ def _prepare(kernel: Tensor, _: float) -> PreparedKernel:
     distances = pair_distances(kernel)
     ranks = torch.from_numpy(rankdata(distances.cpu().numpy())).to(distances)
     ranks -= ranks.mean()
-    out = torch.zeros_like(kernel)
-    i, j = torch.tril_indices(len(kernel), len(kernel), -1, device=kernel.device)
-    out[i, j] = out[j, i] = ranks / (2 * ranks.square().sum()).sqrt()
-    return PreparedKernel(squares=(out,))
+    return PreparedKernel(squares=(pair_matrix(ranks / (2 * ranks.square().sum()).sqrt(), kernel),))
 
 
 def _score(one: PreparedKernel, two: PreparedKernel) -> Tensor:
