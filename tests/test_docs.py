@@ -54,6 +54,7 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
     if "import LlamaConfig" in page.read_text(encoding="utf-8"):
         usable_torchvision()
     for language, text in blocks(page):
+        assert text.strip(), f"an empty block of {language}"
         assert language in ("python", "sh", "console", "text", "json", *PARSED), language
         if language in PARSED:
             pytest.importorskip(PARSED[language][0])
