@@ -33,7 +33,8 @@ def paths(section: dict[str, Any]) -> list[str]:
 def existing(section: dict[str, Any]) -> dict[str, Any]:
     ((title, content),) = section.items()
     if isinstance(content, str):
-        return section if (ROOT / "docs" / content).exists() else {}
+        page = ROOT / "docs" / content
+        return section if page.exists() or page.with_suffix(".ipynb").exists() else {}
     return {title: [kept for each in content if (kept := existing(each))]}
 
 

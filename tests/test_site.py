@@ -82,6 +82,8 @@ def test_every_page_is_in_the_navigation_and_built(site, pages):
     for page in (ROOT / "docs").rglob("*.md"):
         path = page.relative_to(ROOT / "docs").with_suffix("").as_posix()
         assert ("index.html" if path == "index" else f"{path}/index.html") in pages
+    for notebook in (ROOT / "docs/notebooks").glob("*.ipynb"):
+        assert f"notebooks/{notebook.stem}/index.html" in pages
 
 
 def test_links_lead_to_pages_and_places_on_the_site(site, pages):
