@@ -9,8 +9,8 @@ Four steps, each of which goes on where it was stopped:
 
 sources   train 27 networks and take one from elsewhere (`recommend_networks`), kept in the work
           folder;
-pairs     fine-tune each on each of ten targets by two seeds (all weights, a new head), and fit a
-          linear probe at each of its layers: a line in pairs.jsonl when a pair is done;
+pairs     fine-tune each on each target by two seeds (all weights, a new head), and for the first
+          collection fit a linear probe at each of its layers: a line in pairs.jsonl for each;
 scores    one pass of each source over the images of each target, and every score that the package
           has: a line in scores.jsonl;
 judge     rank by each score against what fine-tuning reached (`recommend_judged`), and write
@@ -18,8 +18,11 @@ judge     rank by each score against what fine-tuning reached (`recommend_judged
           results/recommend_COLLECTION.json;
 joint     (only where it is named) judge all collections together, from those files.
 
+`--pairs-from results/recommend_cpu.json` takes the pairs from an earlier run, if sources came out
+with the same accuracies in every digit.
+
 `--collection` is one of three (`recommend_networks`): `six data sets`, whose 28 sources take one
-core 75 minutes, `clothes` and `new classes`, which take about ten minutes each. `--form cpu` has
+core 75 minutes, `clothes` and `new classes`, which take about five minutes each. `--form cpu` has
 small networks; `--form gpu` has ResNet-18s. `--quick` is a few of each, to see that all of it runs.
 """
 
@@ -108,6 +111,11 @@ class Setting:
         return self.work / "sources" / f"{list(self.all.sources).index(source):02d}.pt"
 
     @property
+    def probed(self) -> bool:
+        """Whether layers are judged too, which takes as long as all else."""
+        return self.collection == "six data sets"
+
+    @property
     def result(self) -> str:  # name of the file in results
         if self.collection != "six data sets":
             return f"recommend_{self.collection.replace(' ', '_')}"
@@ -184,9 +192,26 @@ def one_pair(job: tuple[Setting, str, str]) -> dict[str, Any]:
     fit, test = (_on(setting, part) for part in target_parts(setting, target))
     start = time.process_time()
     tuned = fine_tuned(setting, source, fit, test)
-    probed = probes(loaded(setting, source), fit, test)
+    probed = probes(loaded(setting, source), fit, test) if setting.probed else {}
     seconds = time.process_time() - start
     return {"source": source, "target": target, "tuned": tuned, "probes": probed, "cpu_s": seconds}
+
+
+def keep_pairs(setting: Setting, path: Path) -> None:
+    """Take the pairs from a result, for sources that came out with the same accuracies."""
+    result = json.loads(path.read_text())
+    for name in setting.sources:
+        about = torch.load(setting.weights(name), weights_only=True)["about"]
+        other = {key: result["sources"][name][key] for key in about}
+        if {**about, "seconds": 0} != {**other, "seconds": 0}:
+            raise SystemExit(f"{name!r} is not as it was for {path}: fine-tune all pairs instead")
+    with (setting.work / "pairs.jsonl").open("w") as file:
+        for target in setting.targets:
+            own = result["targets"][target]
+            for source in setting.sources:
+                tuned = [{"test": own["fine_tuned"][source]}]  # the mean of two seeds
+                pair = {"source": source, "target": target, "tuned": tuned}
+                file.write(json.dumps({**pair, "probes": own["probes"][source]}) + "\n")
 
 
 def target_parts(setting: Setting, target: str) -> tuple[Part, Part]:
@@ -265,6 +290,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder to keep results in")
     parser.add_argument("--form", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--collection", choices=COLLECTIONS, default="six data sets")
+    parser.add_argument("--pairs-from", type=Path, help="a result to take the pairs from")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
@@ -285,7 +311,9 @@ def main() -> None:
     steps = options.steps or STEPS
     if "sources" in steps:
         make_sources(setting)
-    if "pairs" in steps:
+    if "pairs" in steps and options.pairs_from is not None:
+        keep_pairs(setting, options.pairs_from)
+    elif "pairs" in steps:
         go_on(setting, setting.work / "pairs.jsonl", one_pair, options.processes)
     if "scores" in steps:
         go_on(setting, setting.work / "scores.jsonl", one_score, options.processes)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -57,7 +56,11 @@ _JOINT = (  # scores that are kept for each source, and judged over collections
     *("ridge, last", "log_me, last", "shrunk_h_score, last", "nce"),
     *("log_ratio, middle", "log_ratio, last", "mean_embedding, last"),
 )
-_BASES = {"ridge": "ridge, best", "log_me": "log_me, best"}  # that differences are taken from
+_BASES = {  # that differences are taken from
+    "ridge": "ridge, best",
+    "log_me": "log_me, best",
+    "pair": "ridge and log_me, best",
+}
 
 
 @dataclass(frozen=True)
@@ -93,10 +96,10 @@ def judge(setting: Setting) -> None:
         "targets": {target.name: _of_target(target) for target in targets},
         "mean": _means(targets),
         "mean_other_data": _means(other) if all(len(x.sources) > 4 for x in other) else {},
-        "mean_of_probes": _means([_by_probes(target) for target in targets]),
-        "ceiling": _ceiling(targets),
-        "layers": _layers(targets),
-        "expected": _expected(targets),
+        "mean_of_probes": _means([_by_probes(x) for x in targets]) if setting.probed else {},
+        "ceiling": _ceiling(targets) if targets[0].tuned.shape[1] > 1 else {},
+        "layers": _layers(targets) if setting.probed else {},
+        "expected": _expected(targets) if setting.probed else {},
         "seconds": _seconds(targets),
     }
     if setting.quick:
@@ -117,7 +120,7 @@ def joint(names: Sequence[str]) -> None:
     for name, targets in collections.items():
         measured[name] = {
             what: _drawn(targets, _JOINT, measure, int(rng.integers(2**31)))
-            for what, measure in (("tau", tau), ("regret", regret))
+            for what, measure in (("tau", taus), ("regret", regrets))
         }
     together = {
         what: tuple(np.mean([own[what][i] for own in measured.values()], 0) for i in (0, 1))
@@ -178,7 +181,7 @@ def _other_data(target: Target, every: Collection) -> Target:
     """Without sources that were trained on images of the target's own data set."""
     own, plans = every.targets[target.name].data, every.sources
     kept = [i for i, s in enumerate(target.sources) if plans[s].data != own]
-    return _some(target, np.array(kept))
+    return _some(target, np.array(kept, dtype=int))
 
 
 def _by_probes(target: Target) -> Target:
@@ -211,8 +214,30 @@ def tau(values: np.ndarray, truth: np.ndarray) -> float:
 
 def regret(values: np.ndarray, truth: np.ndarray) -> float:
     """What the first choice falls short of the best; of equals, the mean."""
+    return float(regrets(values[None], truth)[0])
+
+
+def taus(values: np.ndarray, truth: np.ndarray) -> np.ndarray:  # (scores, n), (n,) -> (scores,)
+    """`tau` of many scores at once, by the formula of `scipy.stats.weightedtau`."""
+    low = np.nanmin(values, 1, keepdims=True, initial=0.0) - 1
+    x, y = np.where(np.isnan(values), low, values), np.broadcast_to(truth, values.shape)
+    signs = [np.sign(z[:, :, None] - z[:, None, :]) for z in (x, y)]
+    total = 0.0
+    for first, second in ((x, y), (y, x)):
+        order = np.lexsort((second, first), axis=1)[:, ::-1]
+        weights = np.empty_like(x)
+        np.put_along_axis(weights, order, 1 / np.arange(1.0, x.shape[1] + 1)[None], 1)
+        both = weights[:, :, None] + weights[:, None, :]
+        sums = [(both * z).sum((1, 2)) for z in (signs[0] * signs[1], *map(np.abs, signs))]
+        with np.errstate(invalid="ignore"):
+            total = total + sums[0] / np.sqrt(sums[1] * sums[2])
+    return np.nan_to_num(np.asarray(total) / 2)
+
+
+def regrets(values: np.ndarray, truth: np.ndarray) -> np.ndarray:  # (scores, n), (n,) -> (scores,)
     values = np.nan_to_num(values, nan=-np.inf)
-    return float(truth.max() - truth[values == values.max()].mean())
+    best = values == values.max(1, keepdims=True)
+    return np.asarray(truth.max() - (best * truth).sum(1) / best.sum(1))
 
 
 def _of_target(target: Target) -> dict[str, Any]:
@@ -233,8 +258,8 @@ def _means(targets: Sequence[Target]) -> dict[str, dict[str, Any]]:
     """Of each score: means over targets, intervals, and differences from leave-one-out ridge."""
     names = list(targets[0].scores)
     found = {
-        "tau": _drawn(targets, names, tau),
-        "regret": _drawn(targets, names, regret),
+        "tau": _drawn(targets, names, taus),
+        "regret": _drawn(targets, names, regrets),
     }
     return _compared(names, found)
 
@@ -242,7 +267,7 @@ def _means(targets: Sequence[Target]) -> dict[str, dict[str, Any]]:
 def _compared(
     names: Sequence[str], found: dict[str, tuple[np.ndarray, np.ndarray]]
 ) -> dict[str, dict[str, Any]]:
-    """Each score's means, their intervals, and paired differences from ridge and from LogME."""
+    """Each score's means, their intervals, and paired differences from three."""
     out: dict[str, dict[str, Any]] = {name: {} for name in names}
     for what, (value, drawn) in found.items():
         for i, name in enumerate(names):
@@ -258,29 +283,24 @@ def _compared(
 def _drawn(
     targets: Sequence[Target],
     names: Sequence[str],
-    measure: Callable[..., float],
+    measure: Callable[[np.ndarray, np.ndarray], np.ndarray],
     seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:  # (scores,), (draws, scores)
-    def mean(chosen: Iterable[int], rows: np.ndarray | None) -> list[float]:
-        picked = [targets[i] if rows is None else _some_rows(targets[i], rows) for i in chosen]
-        return [
-            float(np.mean([measure(t.scores[name], t.truth) for t in picked])) for name in names
-        ]
+    values = [np.stack([target.scores[name] for name in names]) for target in targets]
+
+    def mean(chosen: Iterable[int], uniform: np.ndarray | None) -> np.ndarray:
+        found = []
+        for i in chosen:
+            n = len(targets[i].sources)
+            # sources drawn with replacement, the same for all targets that have the same ones
+            rows = np.arange(n) if uniform is None else (uniform[:n] * n).astype(int)
+            found.append(measure(values[i][:, rows], targets[i].truth[rows]))
+        return np.asarray(np.mean(found, 0))
 
     rng, count = np.random.default_rng(seed), len(targets)
-    whole = np.array(mean(range(count), None))
     most = max(len(target.sources) for target in targets)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a draw may repeat one source alone
-        draws = [mean(rng.integers(0, count, count), rng.random(most)) for _ in range(_DRAWS)]
-    return whole, np.array(draws)
-
-
-def _some_rows(target: Target, uniform: np.ndarray) -> Target:
-    """Sources drawn with replacement, the same for all targets that have the same ones."""
-    n = len(target.sources)
-    rows = (uniform[:n] * n).astype(int)
-    return _some(target, rows)
+    draws = [mean(rng.integers(0, count, count), rng.random(most)) for _ in range(_DRAWS)]
+    return mean(range(count), None), np.array(draws)
 
 
 def _interval(values: np.ndarray) -> list[float]:

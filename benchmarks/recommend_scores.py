@@ -1,32 +1,37 @@
 """Every score of one source on one target's images, for `benchmarks.recommend`.
 
-Those of the package come from one pass (`resemblance.recommending`), as `rs.recommend` computes
-them; beside them what costs more: a trained probe, judged by cross-validation at the last layer,
-and, of the first collection, leave-one-out ridge on the product of features and gradients.
+Those of the package come from one pass, as `rs.recommend` computes them. Beside them are the
+adaptation scores ‖μ‖ and log ratio, negated, which need no labels and by which `rs.recommend` once
+ranked, and what costs more: a trained probe, judged by cross-validation at the last layer, and, of
+the first collection, leave-one-out ridge on the product of features and gradients.
 """
 
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
+import resemblance as rs
 from resemblance.analysis.kernel_ridge import leave_one_out
+from resemblance.errors import ResemblanceWarning
 from resemblance.transfer.candidates import run_candidate
 from resemblance.transfer.hscore import trans_rate
 from resemblance.transfer.query_samples import Query
 from resemblance.transfer.transferability import (
     LAYER_SCORES,
     OUTPUT_SCORES,
-    UNLABELLED_SCORES,
     score_candidate,
 )
 
 from .linear_probe import cross_validated
 from .recommend_networks import layers
+
+UNLABELLED_SCORES = ("mean_embedding", "log_ratio")  # columns of adaptation
 
 
 def scores(
@@ -36,18 +41,18 @@ def scores(
     query = Query(x, labels, len(x), len(x))
     names = layers(model)
     start = time.process_time()
-    shown = run_candidate(model, query, layers=names, gradients=True)
+    shown = run_candidate(model, query, layers=names)
     last = shown.layers[names[-1]]["features"]
     rest = {
         "linear probe": cross_validated(last, y.cpu()[shown.positions]),
         "trans_rate, unscaled": trans_rate(last, labels[shown.positions], scaled=False),
     }
-    found = score_candidate(shown, labels)
+    found, free = score_candidate(shown, labels), _without_labels(model, x, names)
     if product:
         fit = leave_one_out(model, x, labels, layers=names[-1:], kernel="product")
         rest["ridge of the product"] = fit.accuracies[names[-1]]
     return {
-        "layers": {name: dict(own) for name, own in found.layers.items()},
+        "layers": {name: {**own, **free[name]} for name, own in found.layers.items()},
         "outputs": dict(found.outputs),
         "rest": rest,
         "seconds": _costs(model, query, names) if timed else None,
@@ -55,13 +60,24 @@ def scores(
     }
 
 
+def _without_labels(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, dict[str, float]]:
+    """−‖μ‖ and −log ratio of each layer, NaN where ‖μ‖² is below zero."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResemblanceWarning)
+        rep = rs.record(model, x, layers=names, outputs=False, progress=False)
+        table = rs.adaptation(rep)
+    return {
+        name: {score: -float(table[score][i]) for score in UNLABELLED_SCORES}
+        for i, name in enumerate(table.layers)
+    }
+
+
 def _costs(model: nn.Sequential, query: Query, names: list[str]) -> dict[str, float]:
-    """Processor seconds of the pass, without and with a backward, and of each score over layers."""
+    """Processor seconds of the pass, and of each score over layers."""
     out = {}
-    for what, gradients in (("pass and backward", True), ("pass", False)):
-        start = time.process_time()
-        shown = run_candidate(model, query, layers=names, gradients=gradients)
-        out[what] = time.process_time() - start
+    start = time.process_time()
+    shown = run_candidate(model, query, layers=names)
+    out["pass"] = time.process_time() - start
     for score in (*LAYER_SCORES, *OUTPUT_SCORES):
         again = replace(shown, layers=dict(shown.layers))
         start = time.process_time()

@@ -6,7 +6,9 @@ import importlib
 import json
 import pkgutil
 import sys
+import warnings
 
+import numpy as np
 import pytest
 
 from optional_libraries import usable_torchvision
@@ -77,3 +79,16 @@ def test_the_kl_benchmark_runs_and_keeps_what_it_found(tmp_path, monkeypatch):
         assert copied["check"]["exit_status"] == 3  # 64 sequences do not decide
     assert found["coverage"]["covered_of_drawn"] > 0.8  # of 66 estimates
     assert 3800 < found["bytes_a_row_in_all"] < 3900
+
+
+def test_correlations_of_many_scores_at_once_are_those_of_scipy():
+    judged = importlib.import_module("benchmarks.recommend_judged")
+    rng = np.random.default_rng(0)
+    for n in (2, 7, 25):  # with ties, as draws repeat sources
+        truth = rng.integers(0, 9, n).astype(float)
+        values = rng.integers(0, 9, (5, n)).astype(float)
+        values[0, 0] = np.nan
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a score that is the same for all
+            expected = [judged.tau(row, truth) for row in values]
+        np.testing.assert_allclose(judged.taus(values, truth), expected, atol=1e-12)
