@@ -115,7 +115,7 @@ def test_numbers_as_json_and_as_a_file(nets, run):
     assert json.loads((nets / "found.json").read_text())["ranked"][0]["layer"] == "2"
 
 
-def test_labels_may_be_apart_or_passed_over(nets, run):
+def test_labels_may_be_apart_and_must_be_there(nets, run):
     rng = np.random.default_rng(0)
     np.savez(nets / "x.npz", x=rng.normal(size=(80, 1, 8, 8)).astype("float32"))
     (nets / "y.txt").write_text("cat\ndog\n" * 40)
@@ -123,10 +123,9 @@ def test_labels_may_be_apart_or_passed_over(nets, run):
     words = ("recommend", "--data", "x.npz", "--models", "models.toml", "--json", "-")
     found = [json.loads(run(*words, "--labels", f"y.{end}")[1]) for end in ("txt", "npy")]
     assert [one["classes"] for one in found] == [2, 4]
-    status, out, err = run("recommend", *FEW, "--models", "models.toml", "--no-labels")
-    assert status == 0
-    assert out.count("Without labels") == 1
-    assert "Without labels" not in err  # once is enough
+    status, _, err = run("recommend", "--data", "x.npz", "--models", "models.toml")
+    assert status == 2
+    assert "the data have no labels" in " ".join(err.split())
 
 
 def test_a_reference_is_a_network_or_a_recording(zoo, run):

@@ -59,13 +59,14 @@ def test_a_class_is_never_lost_and_there_are_never_more_than_asked_for():
     assert len(stratified_positions(labels, 10, seed=0)) == 21  # one of each class is the least
 
 
-def test_few_samples_are_taken_whole_and_without_labels_at_random():
+def test_few_samples_are_taken_whole():
     assert draw_query((X, Y), at_most=200).samples[0] is X
-    query = draw_query(X, at_most=50)
-    assert query.labels is None
-    assert query.classes is None
-    assert len(set(values(query))) == 50
-    assert values(query).max() > 150
+
+
+@pytest.mark.parametrize("data", [X, TensorDataset(X), DataLoader(TensorDataset(X))])
+def test_data_without_labels_are_refused_with_what_to_do(data):
+    with pytest.raises(DataError, match=r"no labels.*a few hundred are enough, and pass `labels`"):
+        draw_query(data)
 
 
 def test_a_stream_is_read_until_there_is_enough():

@@ -9,7 +9,9 @@ from candidate_networks import filled, network, task
 from torch import nn
 
 import resemblance as rs
-from resemblance.errors import DataError, ResemblanceWarning
+from resemblance.errors import DataError
+from resemblance.transfer import transferability
+from resemblance.transfer.logme import log_me
 from resemblance.transfer.recommend import Budget
 from resemblance.transfer.transferability import ALL_SCORES
 
@@ -30,7 +32,6 @@ def test_the_network_that_sees_what_matters_comes_first_and_the_blind_one_last()
     assert found.best.name in ("sees", "other")
     assert found.ranked[-1].name == "blind"
     assert [one.rank for one in found] == [1, 2, 3]
-    assert found.labelled
     assert (found.samples, found.total, found.classes) == (240, 240, 4)
     for one in found:
         assert one.expected.low < one.expected.value < one.expected.high
@@ -64,19 +65,21 @@ def test_labels_in_the_data_are_those_given_apart():
     assert one.best.scores == two.best.scores
 
 
-def test_without_labels_there_is_an_order_and_a_warning_of_what_it_is_worth():
-    with pytest.warns(ResemblanceWarning, match="little better than chance") as caught:
-        found = rs.recommend(networks(), X)
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-    assert not found.labelled
-    assert found.classes is None
-    assert len(found) == 3
-    assert all(one.expected is None for one in found)
-    assert all(one.layer == "3" for one in found)
-    assert "Without labels" in found.summary()
-    with pytest.raises(DataError, match="needs labels"):
-        rs.recommend(networks(), X, score="ridge")
+def test_without_labels_there_is_an_error_before_anything_is_run():
+    ran = []
+    with pytest.raises(DataError, match="a few hundred are enough"):
+        rs.recommend({"a": lambda: ran.append(1)}, X)
+    assert not ran
+
+
+def test_of_two_on_which_ridge_and_log_me_disagree_the_one_to_expect_more_of_comes_first(
+    monkeypatch,
+):
+    """LogME turned round: both values are zero then."""
+    monkeypatch.setitem(transferability.LAYER_SCORES, "log_me", lambda f, y: -log_me(f, y))
+    found = rs.recommend({"blind": network(0, blind=True), "sees": network(0)}, X, Y, layers=["1"])
+    assert [one.value for one in found] == [0, 0]
+    assert [one.name for one in found] == ["sees", "blind"]
 
 
 @pytest.mark.parametrize("score", ALL_SCORES)

@@ -33,7 +33,6 @@ def result(count=2, **changes):
         "ranked": ranked,
         "left_out": (ExcludedCandidate("gone", "no network is given for it"),),
         "score": "ridge",
-        "labelled": True,
         "samples": 10,
         "total": 10,
         "classes": 2,

@@ -7,9 +7,7 @@ import plain_scores as plain
 import pytest
 import torch
 from candidate_networks import network, task
-from torch import nn
 
-import resemblance as rs
 from resemblance.analysis.kernel_ridge import FeatureSpectrum, leave_one_out
 from resemblance.errors import DataError
 from resemblance.transfer import transferability as rule
@@ -21,7 +19,6 @@ from resemblance.transfer.query_samples import Query
 from resemblance.transfer.transferability import (
     ALL_SCORES,
     CandidateScores,
-    adaptation_scores,
     ridge_accuracy,
     score_candidate,
 )
@@ -30,7 +27,7 @@ from resemblance.transfer.transferability import (
 @pytest.fixture(scope="module")
 def found():
     net, (x, y) = network(), task()
-    shown = run_candidate(net, Query(x, y.numpy(), len(x), len(x)), gradients=True, batch_size=60)
+    shown = run_candidate(net, Query(x, y.numpy(), len(x), len(x)), batch_size=60)
     return net, x, y, score_candidate(shown, y.numpy())
 
 
@@ -38,7 +35,8 @@ def test_each_is_what_its_own_function_says(found):
     net, x, y, all_scores = found
     with torch.no_grad():
         f, p = net[1](net[0](x)), net(x).softmax(1)
-    assert set(all_scores.layers["1"]) | set(all_scores.outputs) == set(ALL_SCORES)
+    single = {*ALL_SCORES} - {*rule.COMBINED_SCORES}
+    assert set(all_scores.layers["1"]) | set(all_scores.outputs) == single
     for name, function in (("h_score", h_score), ("shrunk_h_score", shrunk_h_score)):
         assert all_scores.layers["1"][name] == pytest.approx(function(f, y), rel=1e-5)
     assert all_scores.layers["1"]["log_me"] == pytest.approx(log_me(f, y), abs=1e-6)
@@ -86,56 +84,71 @@ def test_only_what_is_wanted_and_possible_is_computed():
     some = score_candidate(
         run_candidate(net, query),
         query.labels,
-        ["log_me", "log_ratio", "nce"],
+        ["log_me", "nce"],
     )
     assert all(set(own) == {"log_me"} for own in some.layers.values())
     assert set(some.outputs) == {"nce"}
-    none = score_candidate(run_candidate(net, query, gradients=True), None)
-    assert all(set(own) == {"mean_embedding", "log_ratio"} for own in none.layers.values())
-    assert none.outputs == {}
-    assert math.isnan(none.best("ridge"))
+    assert math.isnan(some.best("ridge"))
+    none = score_candidate(run_candidate(net, query), query.labels, ["leep"])
+    assert all(own == {} for own in none.layers.values())
 
 
 def test_what_is_not_a_number_is_left_out_along_layers():
-    made = CandidateScores({"a": {"log_ratio": np.nan}, "b": {"log_ratio": 2.0}}, {})
-    assert made.along("log_ratio") == {"b": 2.0}
-    assert made.best("log_ratio") == 2.0
+    made = CandidateScores({"a": {"log_me": np.nan}, "b": {"log_me": 2.0}}, {})
+    assert made.along("log_me") == {"b": 2.0}
+    assert made.best("log_me") == 2.0
 
 
 MADE = CandidateScores(
     {
-        "a": {"ridge": 0.6, "log_me": 0.1, "log_ratio": -1.0},
-        "b": {"ridge": 0.8, "log_me": 0.3, "log_ratio": -2.0},
-        "c": {"ridge": 0.8, "log_me": 0.2, "log_ratio": -3.0},
+        "a": {"ridge": 0.6, "log_me": 0.1, "trans_rate": 1.0},
+        "b": {"ridge": 0.8, "log_me": 0.3, "trans_rate": 3.0},
+        "c": {"ridge": 0.8, "log_me": 0.2, "trans_rate": 2.0},
     },
     {"leep": -0.5},
 )
 
 
-def test_auto_follows_the_labels_and_others_are_themselves():
-    assert rule.choose_score("auto", labelled=True) == rule.DEFAULT_LABELLED_SCORE
-    assert rule.choose_score("auto", labelled=False) == rule.DEFAULT_UNLABELLED_SCORE
-    assert all(rule.choose_score(name, labelled=True) == name for name in ALL_SCORES)
+def test_auto_is_the_default_and_others_are_themselves():
+    assert rule.choose_score("auto") == rule.DEFAULT_SCORE
+    assert all(rule.choose_score(name) == name for name in ALL_SCORES)
     assert set(rule.SCORE_DESCRIPTIONS) == set(ALL_SCORES)
     with pytest.raises(DataError, match="nearest: log_me"):
-        rule.choose_score("logme", labelled=True)
-    with pytest.raises(DataError, match="leep needs labels"):
-        rule.choose_score("leep", labelled=False)
+        rule.choose_score("logme")
 
 
 def test_the_score_that_ranks_is_computed_and_what_finds_a_layer():
-    assert {"trans_rate", "ridge"} <= set(rule.scores_to_compute("trans_rate", labelled=True))
-    assert rule.scores_to_compute("log_ratio", labelled=False) == ("mean_embedding", "log_ratio")
+    assert {"trans_rate", "ridge"} <= set(rule.scores_to_compute("trans_rate"))
+    assert set(rule.scores_to_compute("ridge+log_me")) == {"ridge", "log_me", "leep", "nce"}
+
+
+def value(scored, score):
+    (found,) = rule.ranking_values([scored], score)
+    return found
 
 
 def test_a_score_is_read_where_it_ranks_best():
-    assert rule.ranking_value(MADE, "ridge") == 0.8
-    assert rule.ranking_value(MADE, "log_me") == 0.3
-    assert rule.ranking_value(MADE, "leep") == -0.5
-    assert rule.ranking_value(MADE, "log_ratio") == -2.0
-    assert math.isnan(rule.ranking_value(MADE, "nce"))
-    assert math.isnan(rule.ranking_value(MADE, "h_score"))
-    assert math.isnan(rule.ranking_value(CandidateScores({"a": {}}, {}), "ridge"))
+    assert value(MADE, "ridge") == 0.8
+    assert value(MADE, "log_me") == 0.3
+    assert value(MADE, "leep") == -0.5
+    assert value(MADE, "trans_rate") == 2.0
+    assert math.isnan(value(MADE, "nce"))
+    assert math.isnan(value(MADE, "h_score"))
+    assert math.isnan(value(CandidateScores({"a": {}}, {}), "ridge"))
+
+
+def test_combined_scores_are_added_in_standard_deviations_over_candidates():
+    rng = np.random.default_rng(0)
+    pairs = rng.normal(size=(7, 2)) * [1, 50]  # whatever their units
+    made = [CandidateScores({"a": {"ridge": r, "log_me": e}}, {}) for r, e in pairs]
+    expected = ((pairs - pairs.mean(0)) / pairs.std(0)).sum(1)
+    np.testing.assert_allclose(rule.ranking_values(made, "ridge+log_me"), expected, atol=1e-8)
+    without = [*made, CandidateScores({"a": {"ridge": 1.0}}, {})]
+    assert math.isnan(rule.ranking_values(without, "ridge+log_me")[-1])
+    alike = rule.ranking_values([made[0]] * 3, "ridge+log_me")
+    assert alike == [0, 0, 0]
+    torn = [CandidateScores({"a": {"ridge": r, "log_me": -r}}, {}) for r in (0.1, 0.7)]
+    assert rule.ranking_values(torn, "ridge+log_me") == [0, 0]
 
 
 def test_ridge_and_log_me_together_find_the_layer_to_start_from():
@@ -150,20 +163,4 @@ def test_ridge_and_log_me_together_find_the_layer_to_start_from():
 def test_of_equal_layers_the_later_is_the_one_to_start_from():
     alike = {name: {"ridge": 0.5, "log_me": 0.1} for name in "abc"}
     assert rule.starting_layer(CandidateScores(alike, {})) == "c"
-    assert rule.starting_layer(CandidateScores({"a": {"log_ratio": 1.0}, "b": {}}, {})) == "b"
-
-
-def test_they_are_the_columns_of_adaptation():
-    torch.manual_seed(0)
-    net, x = nn.Sequential(nn.Linear(5, 12), nn.Tanh(), nn.Linear(12, 4)), torch.randn(150, 5)
-    table = rs.adaptation(rs.record(net, x, layers=["1"], progress=False))
-    shown = run_candidate(net, Query(x, None, 150, 150), layers=["1"], gradients=True)
-    found = adaptation_scores(shown.layers["1"])
-    for name in ("mean_embedding", "log_ratio"):  # kernels are stored in 16 bits
-        assert -found[name] == pytest.approx(table[name][0], rel=2e-3)
-
-
-def test_gradients_that_are_zero_have_no_ratio():
-    found = adaptation_scores({"features": torch.ones(3, 2), "gradients": torch.zeros(3, 2)})
-    assert found["mean_embedding"] == 0
-    assert math.isnan(found["log_ratio"])
+    assert rule.starting_layer(CandidateScores({"a": {"trans_rate": 1.0}, "b": {}}, {})) == "b"

@@ -45,7 +45,6 @@ def recommend(
         Optional[Path],
         Option(metavar="FILE", help="A label a line, or .npy, where the data have none."),
     ] = None,
-    no_labels: Annotated[bool, Option("--no-labels", help="Pass over those in the data.")] = False,
     reference: Annotated[
         Optional[str],
         Option(metavar="MODEL", help="For a first look: as --model of record, or an .rsm."),
@@ -55,7 +54,11 @@ def recommend(
         Option(help="Candidates to run at most, such as 8; or a time, such as 90s or 10m."),
     ] = None,
     score: Annotated[
-        str, Option(help="auto, ridge, log_me, h_score, shrunk_h_score, trans_rate, leep, nce, ...")
+        str,
+        Option(
+            help="auto (which is ridge+log_me), ridge, log_me, h_score, shrunk_h_score, "
+            "trans_rate, leep or nce."
+        ),
     ] = "auto",
     layer: Layers = None,
     pool: Pool = None,
@@ -75,7 +78,7 @@ def recommend(
 ) -> None:
     """Rank networks for a data set: one pass of each, the layer to start from, what to expect.
 
-    Data need labels: without them the order is little better than chance.
+    Data need labels; a few hundred are enough.
     """
     from .._data.text import TextOptions
     from ..recording.record import NamedRecording, load_recording_data
@@ -88,8 +91,6 @@ def recommend(
     given = load_recording_data(
         NamedRecording("", data, size=size, raw=raw, text=TextOptions(tokenizer=tokenizer))
     )
-    if no_labels:
-        given = _without_labels(given)
     if trust and zoo is None:
         raise DataError("--trust names addresses of a zoo, and there is none; give the ZOO")
 
@@ -151,15 +152,3 @@ def _read_labels(path: Path) -> Any:
             f"no labels can be read from {path} ({error}); expected one a line"
         ) from error
     return [line.strip() for line in lines if line.strip()]
-
-
-def _without_labels(data: Any) -> Any:
-    """The data without their labels."""
-    from .._data.batches import batch_inputs
-    from .._data.load_data import MappedDataset
-
-    if isinstance(data, tuple | dict):
-        return batch_inputs(data)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        return MappedDataset(data, batch_inputs)
-    raise DataError("--no-labels needs data of known length; leave labels out of the data instead")

@@ -124,11 +124,6 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     ),
     # recommendations
     "query": "From {samples:,} {what}, one pass of each candidate.",
-    "unlabelled": (
-        "Without labels this ranking is little better than chance, and the layer is a guess: its "
-        "correlation with fine-tuned accuracy was 0.42 on one collection of networks and -0.02 on "
-        "another. Pass labels; a few hundred are enough (docs/how-to/recommend.md)."
-    ),
     "no-first-look": (
         "No candidate is linked to a recording of its training data, so they were run in the order "
         "in which they were passed."

@@ -10,7 +10,7 @@ On the command line networks are named in FILE.toml, or by FILE.py:FUNCTION that
     mine = { model = "nets.py:small", weights = "small.safetensors" }
 
 Such a file is written by the user and loaded; what a zoo says is not. `run_candidate` makes one
-forward pass (and a backward pass for scores without labels), from which all scores are computed.
+forward pass, from which all scores are computed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from .._models.run import unwrap_runnable
 from .._ops.devices import check_device
 from ..analysis.layer_vectors import PassConfig, Vectors, gather_vectors
 from ..errors import DataError, FormatError, MismatchError, first_line
-from ..representation.layer import Kind
 from ..zoo.entry import Entry
 from ..zoo.zoo import Zoo
 from .query_samples import Query
@@ -243,7 +242,6 @@ def run_candidate(
     *,
     layers: str | Sequence[str] = "auto",
     pool: Pool = "flatten",
-    gradients: bool = False,
     logits: LogitsReader | None = None,
     width: int | None = MAX_WIDTH,
     seed: int = 0,
@@ -251,12 +249,12 @@ def run_candidate(
 ) -> CandidatePass:
     """Run a candidate once; it is left as it was.
 
-    Cost: one forward pass, and for gradients (for scores without labels) a backward pass; n × d
-    floats a layer.
+    Cost: one forward pass, and n × d floats a layer.
     """
-    kinds: tuple[Kind, ...] = ("features", "gradients") if gradients else ("features",)
     reader = logits or LogitsReader()
-    run = PassConfig(kinds, pool, logits=reader, max_dim=width, seed=seed, batch_size=batch_size)
+    run = PassConfig(
+        ("features",), pool, logits=reader, max_dim=width, seed=seed, batch_size=batch_size
+    )
     positions: list[np.ndarray] = []
     seen: list[Tensor] = []
     vectors = gather_vectors(

@@ -1,8 +1,8 @@
 """The samples that every candidate is run on: at most a few thousand, drawn once.
 
-With labels the draw is stratified: each class by its share, and at least one sample of each, so
-that rare classes are kept. Without labels it is uniform. It depends on the seed only. Data without
-a length are read from the beginning until there are enough samples, which are kept in memory.
+The draw is stratified: each class by its share, and at least one sample of each, so that rare
+classes are kept. It depends on the seed only. Data without a length are read from the beginning
+until there are enough samples, which are kept in memory.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ from ..errors import DataError
 
 MAX_SAMPLES = 5000  # the cost of kernel ridge is of the third power
 _BATCH_SIZE = 128
+_MSG_UNLABELLED = (
+    "the data have no labels, and without labels no score ranked networks reliably (measured on "
+    "several collections); label some samples, a few hundred are enough, and pass `labels` or "
+    "(inputs, labels)"
+)
 
 
 @dataclass(frozen=True)
@@ -36,23 +41,26 @@ class Query:
     """Samples as `record` takes them, and the label of each, by position."""
 
     samples: Any
-    labels: np.ndarray | None  # (n,)
+    labels: np.ndarray  # (n,)
     count: int
     total: int | None  # before the draw; None if not all were read
 
     @property
-    def classes(self) -> int | None:
-        return None if self.labels is None else len(np.unique(self.labels))
+    def classes(self) -> int:
+        return len(np.unique(self.labels))
 
 
 def draw_query(
     data: Any, labels: Any = None, *, at_most: int = MAX_SAMPLES, seed: int = 0
 ) -> Query:
-    """At most so many samples of the data, with their labels if there are any.
+    """At most so many samples of the data, with their labels.
 
     Args:
         data: as in `record`, with labels in it or without.
         labels: one a sample, in the order of the data; None for those in the data.
+
+    Raises:
+        DataError: if there are no labels, or if they are not classes.
 
     >>> import torch
     >>> query = draw_query(torch.zeros(100, 2), [0] * 90 + [1] * 10, at_most=20)
@@ -70,15 +78,13 @@ def draw_query(
             "them in the order of the data"
         )
     own = _labels_in_data(data) if given is None else given
-    if own is not None:
-        _check_classes(own, at_most)
+    if own is None:
+        raise DataError(_MSG_UNLABELLED)
+    _check_classes(own, at_most)
     if total <= at_most:
         return Query(data, own, total, total)
-    if own is None:
-        kept = np.sort(seeded_permutation(total, seed)[:at_most])
-    else:
-        kept = stratified_positions(own, at_most, seed)
-        own = own[kept]
+    kept = stratified_positions(own, at_most, seed)
+    own = own[kept]
     if isinstance(data, DataLoader):
         some: Any = Subset(data.dataset, kept.tolist())
         data = DataLoader(some, batch_size=data.batch_size, collate_fn=data.collate_fn)
@@ -94,7 +100,7 @@ def _check_classes(labels: np.ndarray, at_most: int) -> None:
         raise DataError(
             f"expected classes with several samples each, found {classes} labels that differ among "
             f"{len(labels)} samples, of which {min(at_most, len(labels))} are used; pass classes, "
-            "not quantities, or no labels"
+            "not quantities"
         )
 
 

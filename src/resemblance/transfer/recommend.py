@@ -31,7 +31,7 @@ from .._models.layer_outputs import Pool
 from .._models.logits import Logits, LogitsReader
 from .._utils.formatting import count_noun
 from .._utils.validation import check_integer, check_seed, is_integer
-from ..errors import DataError, MismatchError, ResemblanceError, first_line, warn
+from ..errors import DataError, MismatchError, ResemblanceError, first_line
 from ..recording.record import record
 from ..representation.notes import Note, make_note
 from ..representation.representation import Representation, RepresentationLike, as_representation
@@ -53,7 +53,7 @@ from .recommendation import (
     Recommendation,
     expected_probe,
 )
-from .transferability import OUTPUT_SCORES, UNLABELLED_SCORES, score_candidate
+from .transferability import OUTPUT_SCORES, score_candidate
 
 _TIME_UNITS = {"s": 1, "m": 60, "h": 3600}
 _TIME_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([smh])")
@@ -194,16 +194,15 @@ def recommend(
     """Which network to start from for new data, and from which layer.
 
     A candidate that fails is excluded and the result says why; the others are ranked. Cost: one
-    forward pass over the samples for each candidate (and a backward pass without labels), and
-    O(n² min(n, d)) for each of its layers.
+    forward pass over the samples for each candidate, and O(n² min(n, d)) for each of its layers.
 
     Args:
         zoo: a dict of networks by name (or of functions that return them); or a `Zoo`, or the
             folder of one, with `models`.
         data: anything that `record` takes, such as (inputs, labels).
-        labels: one label per sample, in the order of the data; None takes those in the data.
-            Without any, candidates are ranked by how little they must adapt, with a warning:
-            measured, that ranking was weak at best and once no better than chance.
+        labels: one label per sample, in the order of the data; None takes those in the data. A
+            few hundred are enough. Without any there is an error, as no score without labels ranked
+            networks reliably.
         models: which network an entry is: a dict by name or id, or a function of the `Entry` that
             returns a network or None. Entries without a network are excluded and listed.
         trust: addresses that may be loaded where `models` has no network, exactly as entries show
@@ -212,13 +211,14 @@ def recommend(
             (`Zoo.add(..., trained_on=...)`), or its recording on these data. Candidates are then
             first ordered without running them.
         budget: how many candidates may be run, such as `8`, or for how long, such as `"10m"`.
-        score: the score to rank by: `"ridge"`, `"log_me"`, `"h_score"`, `"shrunk_h_score"`,
-            `"trans_rate"`, `"leep"`, `"nce"`, `"mean_embedding"` or `"log_ratio"`. `"auto"` takes
-            ridge with labels and log_ratio without.
+        score: the score to rank by: `"ridge+log_me"`, `"ridge"`, `"log_me"`, `"h_score"`,
+            `"shrunk_h_score"`, `"trans_rate"`, `"leep"` or `"nce"`. `"auto"` is `"ridge+log_me"`:
+            leave-one-out accuracy of kernel ridge and LogME, each at its best layer and in standard
+            deviations over the candidates, added.
         layers: layers to score, as in `record`.
         pool: how a layer's output becomes a vector, as in `record`.
         logits: what the models' outputs are, as in `record`.
-        samples: largest number of samples; with labels the draw is stratified by class.
+        samples: largest number of samples; the draw is stratified by class.
         seed: seed of the draw.
         batch_size: samples per forward pass.
 
@@ -240,10 +240,7 @@ def recommend(
     check_integer("samples", samples, 2)
     limit = Budget.of(budget)
     query = draw_query(data, labels, at_most=samples, seed=seed)
-    labelled = query.labels is not None
-    ranks_by = transferability.choose_score(score, labelled=labelled)
-    if not labelled:
-        warn(make_note("unlabelled"))
+    ranks_by = transferability.choose_score(score)
     reader = LogitsReader(logits)
     if reader.independent and ranks_by in OUTPUT_SCORES:
         raise DataError(
@@ -255,7 +252,6 @@ def recommend(
         query=query,
         layers=layers,
         pool=pool,
-        gradients=ranks_by in UNLABELLED_SCORES,
         logits=reader,
         seed=seed,
         batch_size=batch_size,
@@ -287,15 +283,15 @@ def recommend(
         whys = "; ".join(f"{one.name}: {one.why}" for one in left_out[:5])
         remedy = "networks that take these data" if candidates else "models, or trust an address"
         raise DataError(f"no candidate could be run ({whys}); give {remedy}")
-    # best first, and of equals the smaller network; what has no value comes last
-    done.sort(key=lambda one: (-np.nan_to_num(one.value, nan=-np.inf), one.parameters))
+    values = transferability.ranking_values([one.scores for one in done], ranks_by)
+    done = [replace(one, value=value) for one, value in zip(done, values, strict=True)]
+    done.sort(key=_sort_key)
     first = done[0].expected
     ranked = [replace(one, rank=i) for i, one in enumerate(done, 1)]
     return Recommendation(
         tuple(replace(x, reasons=tuple(_ranking_reasons(x, first, ranks_by))) for x in ranked),
         tuple(left_out),
         ranks_by,
-        labelled,
         query.count,
         query.total,
         query.classes,
@@ -303,6 +299,12 @@ def recommend(
         tuple(_recommendation_notes(query, note)),
         time.perf_counter() - start,
     )
+
+
+def _sort_key(one: RankedCandidate) -> tuple[float, float, int]:
+    """Best first, of equals the one to expect more of, then the smaller; without a value last."""
+    value = math.inf if math.isnan(one.value) else -one.value
+    return value, 0.0 if one.expected is None else -one.expected.value, one.parameters
 
 
 # -- the first look ------------------------------------------------------------------------------
@@ -338,10 +340,10 @@ def _first_look(
 def _score_one_candidate(
     candidate: Candidate, query: Query, run: Callable[..., CandidatePass], ranks_by: str
 ) -> RankedCandidate:
-    """A candidate with its scores; its rank, and the reasons for it, are not known yet."""
+    """A candidate with its scores; its value, rank and reasons depend on the others."""
     start = time.perf_counter()
     shown = run(candidate.load())
-    wanted = transferability.scores_to_compute(ranks_by, labelled=query.labels is not None)
+    wanted = transferability.scores_to_compute(ranks_by)
     found = score_candidate(shown, query.labels, wanted)
     layer = transferability.starting_layer(found)
     share = found.layers[layer].get("ridge")
@@ -349,7 +351,7 @@ def _score_one_candidate(
         rank=0,
         name=candidate.name,
         id=None if candidate.entry is None else candidate.entry.id,
-        value=transferability.ranking_value(found, ranks_by),
+        value=math.nan,
         layer=layer,
         expected=None if share is None else expected_probe(share, query.count),
         scores=found,
@@ -384,9 +386,6 @@ def _ranking_reasons(
 
 def _recommendation_notes(query: Query, first_look: Note | None) -> Iterator[Note]:
     drawn = "" if query.total == query.count else f" drawn of {query.total:,}"
-    what = "labelled samples" if query.labels is not None else "samples without labels"
-    yield make_note("query", samples=query.count, what=f"{what}{drawn}")
-    if query.labels is None:
-        yield make_note("unlabelled")
+    yield make_note("query", samples=query.count, what=f"labelled samples{drawn}")
     if first_look:
         yield first_look

@@ -83,9 +83,9 @@ class RankedCandidate:
     rank: int  # from 1
     name: str
     id: str | None  # of its entry in the zoo
-    value: float  # of the score that ranks; larger is better
+    value: float  # of the score that ranks; larger is better (of combined scores, among these)
     layer: str  # to start from: what comes after it is replaced
-    expected: ExpectedAccuracy | None  # accuracy of a linear probe there; None without labels
+    expected: ExpectedAccuracy | None  # accuracy of a linear probe there
     scores: CandidateScores  # all that were computed
     distance: float | None  # of its training data from these, if linked to a recording of them
     parameters: int
@@ -105,10 +105,9 @@ class Recommendation(Result):
         ranked: candidates, the best first.
         left_out: candidates that were not run, or whose run failed, and why.
         score: the score that ranks.
-        labelled: whether the data have labels.
         samples: number of samples that every candidate was run on.
         total: number of samples these were drawn from; None if not known.
-        classes: number of classes; None without labels.
+        classes: number of classes.
         budget: the budget, in words.
         notes: remarks that the summary repeats.
         seconds: duration of the call.
@@ -117,10 +116,9 @@ class Recommendation(Result):
     ranked: tuple[RankedCandidate, ...]
     left_out: tuple[ExcludedCandidate, ...]
     score: str
-    labelled: bool
     samples: int
     total: int | None
-    classes: int | None
+    classes: int
     budget: str
     notes: tuple[Note, ...]
     seconds: float

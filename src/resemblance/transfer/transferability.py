@@ -1,29 +1,24 @@
 """Transferability scores of a candidate from one pass, and which of them ranks candidates.
 
-Some are scores of a layer (`LAYER_SCORES` with labels, `UNLABELLED_SCORES` without), some of the
-network's predictions (`OUTPUT_SCORES`). Larger is better for all of them.
+Some are scores of a layer (`LAYER_SCORES`), some of the network's predictions (`OUTPUT_SCORES`),
+and some add others (`COMBINED_SCORES`). Larger is better for all of them.
 
-Scores without labels are the adaptation scores of a layer for the product kernel
-K_ij = (fᵢ·fⱼ)(gᵢ·gⱼ), as in `rs.adaptation` but exact for the samples at hand. Both are negated,
-since a network that must change less is better.
-
-The default ranking scores are those that `benchmarks/recommend.py` found best on held-out targets.
-On a second collection of networks kernel ridge ranked worse than LogME, LEEP and a linear probe,
-and the ranking without labels was at chance; docs/how-to/recommend.md has both.
+The default follows what `benchmarks/recommend.py` measured on three collections of networks
+(docs/evidence/recommending.md).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from torch.nn.functional import one_hot
 
-from ..analysis.kernel_ridge import FeatureSpectrum, RidgeProblem, cross_kernel, encode_labels
+from ..analysis.kernel_ridge import FeatureSpectrum, RidgeProblem, encode_labels
 from ..analysis.layer_vectors import Vectors
 from ..errors import DataError, close_matches
 from .candidates import CandidatePass
@@ -31,28 +26,7 @@ from .hscore import h_score, shrunk_h_score, trans_rate
 from .leep import leep, nce
 from .logme import log_me
 
-_MAX_KERNEL_SAMPLES = 1024  # samples of which the whole kernel is made, as `record` does
-
-
-def adaptation_scores(vectors: Vectors) -> dict[str, float]:
-    """−‖μ‖ and −log(‖μ‖ / (‖K‖_F / N²)) of features and gradients (n, d), n up to 1,024 used.
-
-    ‖μ‖² = (1/N²) Σ_ij K_ij. Bias: ‖μ‖² of these samples is above that of their source by about
-    Tr K / N². Cost: O(N² d). Reference: Tang et al. 2020, arXiv 2003.11498, section 6.3.
-
-    >>> import torch
-    >>> x = torch.eye(2)
-    >>> found = adaptation_scores({"features": x, "gradients": x})
-    >>> {name: round(value, 3) for name, value in found.items()}
-    {'mean_embedding': -0.707, 'log_ratio': -0.693}
-    """
-    some: Vectors = {kind: x[:_MAX_KERNEL_SAMPLES] for kind, x in vectors.items()}
-    kernel = cross_kernel(some, some)
-    n = len(kernel)
-    mean = math.sqrt(max(float(kernel.sum()), 0.0)) / n
-    size = float(kernel.norm()) / n**2
-    ratio = math.log(mean / size) if mean > 0 < size else math.nan
-    return {"mean_embedding": -mean, "log_ratio": -ratio}
+_Name = TypeVar("_Name")
 
 
 def ridge_accuracy(spectrum: FeatureSpectrum, labels: np.ndarray) -> float:
@@ -75,8 +49,8 @@ LAYER_SCORES = {  # each of a layer's spectrum and labels
     "trans_rate": trans_rate,
 }
 OUTPUT_SCORES = {"leep": leep, "nce": nce}  # each of probabilities and labels
-UNLABELLED_SCORES = ("mean_embedding", "log_ratio")
-ALL_SCORES = (*LAYER_SCORES, *OUTPUT_SCORES, *UNLABELLED_SCORES)
+COMBINED_SCORES = {"ridge+log_me": ("ridge", "log_me")}  # added in standard deviations
+ALL_SCORES = (*LAYER_SCORES, *OUTPUT_SCORES, *COMBINED_SCORES)
 
 
 @dataclass(frozen=True)
@@ -97,16 +71,16 @@ class CandidateScores:
 
 
 def score_candidate(
-    seen: CandidatePass, labels: np.ndarray | None, wanted: Collection[str] = ALL_SCORES
+    seen: CandidatePass, labels: np.ndarray, wanted: Collection[str] = ALL_SCORES
 ) -> CandidateScores:
-    """The scores that are wanted and possible: with labels (n,) or None, in the query's order.
+    """The scores that are wanted and possible, with labels (n,) in the query's order.
 
     Vectors of a layer go once used. Cost: a spectrum a layer, O(n² min(n, d)), which the scores
-    with labels share.
+    share.
     """
-    own = None if labels is None else labels[seen.positions]
+    own = labels[seen.positions]
     outputs: dict[str, float] = {}
-    if own is not None and seen.logits is not None:
+    if seen.logits is not None:
         p = seen.logits.double().softmax(1)
         outputs = {name: score(p, own) for name, score in OUTPUT_SCORES.items() if name in wanted}
     layers = {}
@@ -115,23 +89,17 @@ def score_candidate(
     return CandidateScores(layers, outputs)
 
 
-def _score_layer(
-    vectors: Vectors, labels: np.ndarray | None, wanted: Collection[str]
-) -> dict[str, float]:
-    found: dict[str, float] = {}
-    if labels is not None and any(name in wanted for name in LAYER_SCORES):
-        spectrum = FeatureSpectrum.of(vectors["features"])
-        found |= {
-            name: score(spectrum, labels) for name, score in LAYER_SCORES.items() if name in wanted
-        }
-    if "gradients" in vectors and any(name in wanted for name in UNLABELLED_SCORES):
-        found |= adaptation_scores(vectors)
-    return {name: value for name, value in found.items() if name in wanted}
+def _score_layer(vectors: Vectors, labels: np.ndarray, wanted: Collection[str]) -> dict[str, float]:
+    some = {name: score for name, score in LAYER_SCORES.items() if name in wanted}
+    if not some:
+        return {}
+    spectrum = FeatureSpectrum.of(vectors["features"])
+    return {name: score(spectrum, labels) for name, score in some.items()}
 
 
 LayerPosition = Literal["best", "last", "middle"]
 
-DEFAULT_LABELLED_SCORE, DEFAULT_UNLABELLED_SCORE = "ridge", "log_ratio"  # the defaults
+DEFAULT_SCORE = "ridge+log_me"
 STARTING_LAYER_SCORES = ("ridge", "log_me")  # which together find the layer to start from
 SCORE_POSITION: dict[str, LayerPosition] = {  # of the layers, where each score ranked best
     "ridge": "best",
@@ -139,8 +107,6 @@ SCORE_POSITION: dict[str, LayerPosition] = {  # of the layers, where each score 
     "h_score": "last",
     "shrunk_h_score": "last",
     "trans_rate": "last",
-    "mean_embedding": "last",
-    "log_ratio": "middle",
 }
 SCORE_DESCRIPTIONS = {
     "ridge": "leave-one-out accuracy of kernel ridge",
@@ -150,41 +116,49 @@ SCORE_DESCRIPTIONS = {
     "trans_rate": "TransRate",
     "leep": "LEEP",
     "nce": "NCE",
-    "mean_embedding": "how little it must adapt, −‖μ‖:",
-    "log_ratio": "how little it must adapt, −log ratio:",
+    "ridge+log_me": "ridge and LogME, each in standard deviations over candidates, add up to",
 }
 
 
-def choose_score(score: str, *, labelled: bool) -> str:
-    """The score that ranks, or an error if there is none of that name or it needs labels.
+def choose_score(score: str) -> str:
+    """The score that ranks, or an error if there is none of that name.
 
-    >>> choose_score("auto", labelled=False)
-    'log_ratio'
+    >>> choose_score("auto")
+    'ridge+log_me'
     """
     if score == "auto":
-        return DEFAULT_LABELLED_SCORE if labelled else DEFAULT_UNLABELLED_SCORE
+        return DEFAULT_SCORE
     if score not in ALL_SCORES:
         raise DataError(
             f"no score is named {score!r}; expected auto or one of {', '.join(ALL_SCORES)} "
             f"(nearest: {close_matches(score, ALL_SCORES, 1)})"
         )
-    if not labelled and score not in UNLABELLED_SCORES:
-        raise DataError(
-            f"{score} needs labels, and there are none; pass `labels`, or use "
-            f"{' or '.join(UNLABELLED_SCORES)}"
-        )
     return score
 
 
-def scores_to_compute(score: str, *, labelled: bool) -> tuple[str, ...]:
+def scores_to_compute(score: str) -> tuple[str, ...]:
     """What is to be computed: the score that ranks, what finds a layer, and what costs nothing."""
-    if not labelled:
-        return UNLABELLED_SCORES
-    return tuple(dict.fromkeys((*STARTING_LAYER_SCORES, score, *OUTPUT_SCORES)))
+    ranking = COMBINED_SCORES.get(score, (score,))
+    return tuple(dict.fromkeys((*STARTING_LAYER_SCORES, *ranking, *OUTPUT_SCORES)))
 
 
-def ranking_value(scored: CandidateScores, score: str) -> float:
-    """The one number by which a candidate is ranked; NaN where it could not be computed."""
+def ranking_values(scored: Sequence[CandidateScores], score: str) -> list[float]:
+    """The number by which each candidate is ranked; NaN where it could not be computed.
+
+    A combined score adds its parts, each less its mean and over its standard deviation over the
+    candidates that have it: it says how candidates compare, and nothing of one alone.
+    """
+    if score not in COMBINED_SCORES:
+        return [_ranking_value(one, score) for one in scored]
+    parts = [
+        _z_scores({i: x for i, x in enumerate(ranking_values(scored, part)) if not math.isnan(x)})
+        for part in COMBINED_SCORES[score]
+    ]
+    # round-off decides no tie, such as that of two candidates on which the parts disagree
+    return [round(sum(part.get(i, math.nan) for part in parts), 9) for i in range(len(scored))]
+
+
+def _ranking_value(scored: CandidateScores, score: str) -> float:
     if score in OUTPUT_SCORES:
         return scored.outputs.get(score, math.nan)
     where = SCORE_POSITION[score]
@@ -195,7 +169,7 @@ def ranking_value(scored: CandidateScores, score: str) -> float:
 
 
 def starting_layer(scored: CandidateScores) -> str:
-    """The layer whose features predict labels best; without labels the last.
+    """The layer whose features predict labels best.
 
     By leave-one-out ridge and LogME, each in standard deviations over layers, added: together they
     are nearer to the best layer than ridge alone. Of equals, the later.
@@ -207,7 +181,7 @@ def starting_layer(scored: CandidateScores) -> str:
     return max(reversed(names), key=lambda name: sum(along[name] for along in both))
 
 
-def _z_scores(along: dict[str, float]) -> dict[str, float]:
+def _z_scores(along: dict[_Name, float]) -> dict[_Name, float]:
     if not along:
         return {}
     mean, spread = fmean(along.values()), pstdev(along.values())
