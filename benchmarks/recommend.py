@@ -299,6 +299,8 @@ def main() -> None:
 
         joint(JOINT)
         return
+    if options.quick and options.collection != "six data sets":
+        parser.error("--quick is of the collection `six data sets`")
     if options.work is None:
         parser.error("say where to keep results: --work FOLDER")
     if options.data is None:
