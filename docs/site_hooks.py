@@ -16,28 +16,6 @@ LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")
 FENCE = re.compile(r"^(```.*?^```)", re.M | re.S)
 
 
-def on_config(config: Any) -> Any:
-    """Leave out of the navigation what is not written yet, and append what it does not list."""
-    listed = {path for section in config.nav for path in paths(section)}
-    config.nav = [kept for section in config.nav if (kept := existing(section))]
-    found = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")}
-    config.nav += sorted(found - listed)
-    return config
-
-
-def paths(section: dict[str, Any]) -> list[str]:
-    (content,) = section.values()
-    return [content] if isinstance(content, str) else [p for each in content for p in paths(each)]
-
-
-def existing(section: dict[str, Any]) -> dict[str, Any]:
-    ((title, content),) = section.items()
-    if isinstance(content, str):
-        page = ROOT / "docs" / content
-        return section if page.exists() or page.with_suffix(".ipynb").exists() else {}
-    return {title: [kept for each in content if (kept := existing(each))]}
-
-
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Links to files that are not on the site lead to the repository."""
     folder = posixpath.dirname(posixpath.join("docs", page.file.src_uri))

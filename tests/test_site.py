@@ -123,7 +123,7 @@ def test_pages_load_nothing_from_elsewhere(site, pages):
         assert not re.search(r"url\(['\"]?(https?:)?//|@import", style.read_text()), style
 
 
-def test_a_link_that_leads_nowhere_fails_the_build(tmp_path):
+def test_a_link_that_leads_nowhere_and_an_unlisted_page_fail_the_build(tmp_path):
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     for entry in ROOT.iterdir():  # which links out of docs/ lead to
@@ -131,11 +131,12 @@ def test_a_link_that_leads_nowhere_fails_the_build(tmp_path):
             (tmp_path / entry.name).symlink_to(entry)
     page = tmp_path / "docs/index.md"
     page.write_text(page.read_text() + "\n[nowhere](start/nowhere.md)\n")
+    (tmp_path / "docs/start/unlisted.md").write_text("# Unlisted\n")
     built = build(tmp_path / "mkdocs.yml", tmp_path / "site")
     assert built.returncode != 0
-    warnings = [line for line in built.stderr.splitlines() if "WARNING" in line]
-    assert len(warnings) == 1
-    assert "start/nowhere.md" in warnings[0]
+    assert built.stderr.count("WARNING") == 2, built.stderr
+    assert "- start/unlisted.md" in built.stderr
+    assert "'start/nowhere.md'" in built.stderr
 
 
 @pytest.fixture(scope="module")
