@@ -116,7 +116,7 @@ SCORE_DESCRIPTIONS = {
     "trans_rate": "TransRate",
     "leep": "LEEP",
     "nce": "NCE",
-    "ridge+log_me": "ridge and LogME, each in standard deviations over candidates, add up to",
+    "ridge+log_me": "ridge + LogME, in standard deviations over candidates:",
 }
 
 
