@@ -143,6 +143,15 @@ def test_every_figure_is_in_the_gallery_below_what_made_it():
             assert (ROOT / path).exists(), script
 
 
+def test_what_is_read_from_the_beginning_is_short():
+    """Start, How-to and Understand; what is looked up may be long."""
+    script = made_by("words")
+    count = script.words()
+    print(count)
+    assert {section.lower() for section in SECTIONS} <= count.keys()
+    assert script.limited(count) <= script.LIMIT, count
+
+
 def test_the_readme_lists_the_sections():
     listed = (ROOT / "README.md").read_text(encoding="utf-8").split("## Documentation")[1]
     for section in SECTIONS:
