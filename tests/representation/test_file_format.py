@@ -102,7 +102,9 @@ def test_layers_that_are_not_in_a_file_are_an_error(tmp_path, rep, layers):
 
 def documented():
     """What the code on the page defines."""
-    text = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "format.md").read_text(
+        encoding="utf-8"
+    )
     found: dict = {}
     for snippet in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(snippet, found)
@@ -201,7 +203,9 @@ def test_outputs_of_multi_label_networks_have_a_format_of_their_own(tmp_path, la
 
 
 def test_every_name_in_a_file_is_in_the_documentation(tmp_path):
-    text = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "format.md").read_text(
+        encoding="utf-8"
+    )
     names: set[str] = set()
     plain = [record(**x) for x in ({"elementwise": True, "keep_sums": True}, {"blocks": 12})]
     for rep in (multi_label(plain[0]), *plain):
