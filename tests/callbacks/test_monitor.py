@@ -228,5 +228,5 @@ def test_sharded_weights_are_refused(tmp_path):
 
     net = Network()
     net.fc1.weight = Part(net.fc1.weight.data)
-    with pytest.raises(DataError, match="sharded over several processes"):
+    with pytest.raises(DataError, match="splits the weights over several processes"):
         Monitor(PROBE, tmp_path).step(net, 0)

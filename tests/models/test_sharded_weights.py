@@ -16,7 +16,9 @@ from torch import nn
 import networks
 import resemblance as rs
 import stored
-from resemblance._models.wrappers import find_tensor_parallel_weight, is_sharded
+from resemblance._models.wrappers import find_tensor_parallel_weight, is_sharded, sharding_of
+from resemblance.callbacks import Monitor
+from resemblance.errors import DataError
 
 SECONDS = 120  # after which something hangs
 OPTIONS = {"data_id": "x", "progress": False}
@@ -86,6 +88,15 @@ def one_of_two(rank, folder):
         except Exception as error:
             said[name] = f"{type(error).__name__}: {error}"
 
+    def watch(name, model):
+        """A Monitor in the first process alone, as the callbacks have it."""
+        if rank == 0:
+            try:
+                found = Monitor(vectors(), f"{folder}/{name}").step(model, 0)
+            except DataError as error:
+                found = str(error)
+            said[name] = found
+
     model = fully_sharded(mlp(), mesh)
     keep("sharded", model, vectors())
     frozen = [parameter.requires_grad for parameter in model.parameters()]
@@ -100,6 +111,10 @@ def one_of_two(rank, folder):
         names = [f"_fsdp_wrapped_module.{name}" for name in LAYERS]
         name, older = f"wrapped-{original}", wrapped(mlp(), original=original)
         keep(name, older, vectors(), layers=names)
+        for part, inside in (("whole", older), ("inner", older.module)):
+            watch(f"watched-{original}-{part}", inside)
+    watch("watched-new", fully_sharded(mlp(), mesh))
+    watch("watched-replicas", nn.parallel.DistributedDataParallel(mlp()).module)
     keep("split", split(mlp(), mesh), vectors())
     keep("split and sharded", fully_sharded_and_split(), vectors())
     Path(folder, f"said.{rank}").write_text(json.dumps(said))
@@ -173,7 +188,7 @@ def test_a_sharded_model_still_trains(rank, folder):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_errors_come_in_every_process(rank, folder):
-    found = said(folder, rank)
+    found = {k: text for k, text in said(folder, rank).items() if not k.startswith("watched")}
     assert "fails on the first samples" in found["misfit"]
     for name in ("split", "split and sharded"):
         assert found[name] == (
@@ -184,8 +199,33 @@ def test_errors_come_in_every_process(rank, folder):
     assert set(found) == {"trains", "misfit", "split", "split and sharded"}
 
 
+@pytest.mark.parametrize("part", ["whole", "inner"])
+@pytest.mark.parametrize("original", [False, True])
+def test_a_monitor_refuses_what_the_older_fsdp_wraps(original, part, folder):
+    """Also the network inside, which a trainer's callback may be given."""
+    found = said(folder, 0)[f"watched-{original}-{part}"]
+    assert found.startswith("FullyShardedDataParallel (FSDP 1) splits the weights")
+
+
+def test_a_monitor_refuses_what_fsdp_shards_and_takes_replicas(folder):
+    found = said(folder, 0)
+    assert found["watched-new"].startswith("FSDP or tensor parallelism splits the weights")
+    assert any(name.startswith("features_vs_start/") for name in found["watched-replicas"])
+
+
+def test_a_monitor_refuses_weights_marked_as_zero_3_has_them(tmp_path):
+    """DeepSpeed is no dependency: its marks are set by hand, on a weight that is elsewhere."""
+    model = mlp()
+    model.fc1.weight.data = torch.empty(0)
+    model.fc1.weight.ds_id = 0
+    model.fc1.weight.ds_shape = torch.Size([8, 6])
+    with pytest.raises(DataError, match=r"DeepSpeed's ZeRO 3 splits .* Save checkpoints"):
+        Monitor(vectors(), tmp_path).step(model, 0)
+
+
 def test_ordinary_weights_are_not_spread():
     model = mlp()
+    assert sharding_of(model) is None
     assert find_tensor_parallel_weight(model) is None
     assert not is_sharded(model.fc1.weight)
     assert not is_sharded("weight")

@@ -75,6 +75,22 @@ def is_sharded(weight: object) -> bool:
     return isinstance(weight, Tensor) and hasattr(weight, "full_tensor")
 
 
+def sharding_of(model: nn.Module) -> str | None:
+    """What splits the weights over several processes, or None if this process has them all.
+
+    FSDP 1 marks parameters that it flattens, with `use_orig_params` or without. ZeRO 3 gives each
+    an id, and leaves an empty tensor until a module needs the weight. Lower stages split none.
+    """
+    for weight in model.parameters():
+        if is_sharded(weight):
+            return "FSDP or tensor parallelism"
+        if getattr(weight, "_fsdp_flattened", False):
+            return "FullyShardedDataParallel (FSDP 1)"
+        if hasattr(weight, "ds_id"):
+            return "DeepSpeed's ZeRO 3"
+    return None
+
+
 def gathered_by_fsdp(model: nn.Module) -> set[int]:
     """Ids of the parameters of FSDP modules, which may stay whole after a forward pass."""
     modules = (m for m in model.modules() if _has_base_named(m, "FSDPModule"))

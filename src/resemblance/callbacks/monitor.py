@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._models.wrappers import is_sharded
+from .._models.wrappers import sharding_of
 from .._utils.validation import check_integer
 from ..errors import DataError, ResemblanceError, ResemblanceWarning, first_line, warn
 from ..recording.config import RecordConfig
@@ -230,10 +230,10 @@ class Monitor:
 
     def _recorded(self, model: nn.Module, step: int) -> dict[str, float]:
         """One recording, saved, and its values."""
-        if any(map(is_sharded, model.parameters())):
+        if sharding := sharding_of(model):
             raise DataError(
-                "the weights are sharded over several processes, and a Monitor records in one of "
-                "them; save checkpoints and record those"
+                f"{sharding} splits the weights over several processes, and a Monitor records in "
+                "one of them. Save checkpoints of the whole model and record those"
             )
         rep = record_with(model, self._probe, replace(self._config, name=f"step {step}"))
         if self._start is None or self._last is None:
