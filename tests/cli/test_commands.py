@@ -497,7 +497,9 @@ PAGE = Path(__file__).parents[2] / "docs/reference/commands.md"
 def documented(section, table="key"):
     """The keys in a table of a section of docs/reference/commands.md."""
     (text,) = re.findall(rf"^## {section}$(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
-    (rows,) = re.findall(rf"^\| {table} \| value \|\n\|---\|---\|\n((?:\|.*\n)+)", text, re.M)
+    (rows,) = re.findall(
+        rf"^\| {re.escape(table)} \| value \|\n\|---\|---\|\n((?:\|.*\n)+)", text, re.M
+    )
     return {key for row in rows.splitlines() for key in re.findall(r"`(.*?)`", row.split("|")[1])}
 
 
@@ -511,9 +513,11 @@ def test_every_key_is_documented(run, recorded):
     assert set(both) == documented("compare")
     for kernel in ("features", "gradients"):
         assert set(both[kernel]) == documented("compare", "key of a comparison")
-        assert set(both["parting"][kernel]) == documented("compare", "key of a parting")
+        assert set(both["parting"][kernel]) == documented(
+            "compare", "key of a divergence (`parting`)"
+        )
     assert set(both["behaviour"]) == documented("compare", "key of a behaviour")
-    assert set(both["coordinates"]) == documented("compare", "key of coordinates")
+    assert set(both["coordinates"]) == documented("compare", "key of a drift (`coordinates`)")
     (table,) = json.loads(run("adaptation", "a.rsm", "--json", "-")[1])
     assert set(table) == documented("adaptation")
     many = json.loads(run("copies", "a.rsm", "c.rsm", "--json", "-")[1])
