@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import resemblance as rs
-from resemblance.errors import ResemblanceError
+from resemblance.errors import ResemblanceError, install_command
 
 X = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
 IMAGES = torch.rand(60, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -576,7 +576,7 @@ def test_a_library_that_is_there_but_broken(folder):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "error: this needs timm, which is installed but cannot be loaded (no operator); install "
-        "one that fits the rest: pip install 'resemblance[vision]' --force-reinstall\n"
+        f"one that fits the rest: {install_command('vision')} --force-reinstall\n"
     )
 
 

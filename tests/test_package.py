@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -65,7 +69,9 @@ def test_the_sdist_holds_what_its_tests_need(sdist):
 def test_the_sdist_leaves_out_what_is_large(sdist):
     parts = {name.split("/")[0] for name in names_in_sdist(sdist)}
     assert parts.isdisjoint({"reproduction", "benchmarks", ".venv"})
-    assert not any(name.startswith("docs/figures") for name in names_in_sdist(sdist))
+    assert not any(
+        name.startswith(("docs/figures", "docs/notebooks/")) for name in names_in_sdist(sdist)
+    )
 
 
 def test_the_wheel_is_small(wheel):
@@ -81,3 +87,42 @@ def test_the_wheel_holds_the_package_alone(wheel):
     modules = {name for name in names if name.endswith(".py")}
     source = ROOT / "src"
     assert modules == {str(path.relative_to(source)) for path in source.rglob("*.py")}
+
+
+INSTALLED = """
+import resemblance
+from resemblance.errors import install_command
+print(resemblance.__file__)
+print(install_command("demo"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["index", "wheel", "folder", "clone"])
+def test_the_install_that_a_message_advises_works_for_every_kind_of_installation(
+    source, wheel, tmp_path
+):
+    """The command is run as it stands, but for its dependencies, and nothing is installed."""
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps"]
+    pip += [] if source == "clone" else ["--no-build-isolation"]  # needs more to be editable
+    index = ["--pre", "--no-index", "--find-links", str(wheel.parent)]
+    pip += index if source == "index" else []
+    there = {"index": "resemblance", "wheel": str(wheel), "folder": str(ROOT)}
+    installed = tmp_path / "there"
+    if source == "clone":
+        installed = ROOT / "src"
+    else:
+        target = ["--quiet", "--target", str(installed)]
+        subprocess.run([*pip, *target, there[source]], check=True)
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    run = [sys.executable, "-c", INSTALLED]
+    out = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    place, advised = out.stdout.splitlines()
+    assert Path(place).is_relative_to(installed)
+    assert advised.startswith("pip install ")
+    assert "resemblance[demo]" in advised or f"{ROOT}[demo]" in advised
+    words = shlex.split(advised)[2:]
+    tried = [*pip, "--dry-run", "--ignore-installed", *words]
+    done = subprocess.run(tried, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"Would install resemblance-{resemblance.__version__}" in done.stdout

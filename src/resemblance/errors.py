@@ -19,11 +19,15 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import json
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 from types import ModuleType
+from urllib.parse import urlsplit
 
 
 class ResemblanceError(Exception):
@@ -88,12 +92,38 @@ def warn(text: str) -> None:
     warnings.warn(text, ResemblanceWarning, stacklevel=level)
 
 
+def install_command(extra: str) -> str:
+    """The command that adds an extra to this installation, from where the package came.
+
+    That is the clone that it runs from, or the folder, file or repository that pip took it from and
+    noted beside it. Without a note it came from an index.
+    """
+    from importlib import metadata  # slow to load, and only errors need it
+    from urllib.request import url2pathname
+
+    clone = Path(__file__).resolve().parents[2]
+    if (clone / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{clone}[{extra}]')}"
+    package, note = f"resemblance[{extra}]", None
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        note = metadata.distribution("resemblance").read_text("direct_url.json")
+    if not note:
+        return f"pip install '{package}'"
+    origin = json.loads(note)
+    if "dir_info" in origin:
+        folder = url2pathname(urlsplit(origin["url"]).path)
+        return f"pip install {shlex.quote(f'{folder}[{extra}]')}"
+    kind = origin.get("vcs_info", {}).get("vcs")
+    source = f"{kind}+{origin['url']}" if kind else origin["url"]
+    return f"pip install {shlex.quote(f'{package} @ {source}')}"
+
+
 def import_optional(module: str, package: str, extra: str) -> ModuleType:
     """An optional module, or an error that says which install brings it, or repairs it."""
     try:
         return importlib.import_module(module)
     except Exception as error:  # a broken installation raises whatever it likes
-        install = f"pip install 'resemblance[{extra}]'"
+        install = install_command(extra)
         name = error.name if isinstance(error, ModuleNotFoundError) else None
         if name and name.split(".")[0] == module.split(".")[0]:
             raise MissingExtra(

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 import resemblance as rs
+from resemblance.errors import install_command
 
 # -- what works ---------------------------------------------------------------------------------
 
@@ -283,7 +284,7 @@ def test_no_gradient_possible(run, refused):
 def test_no_extra_installed(refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     assert refused("layers", "--model", "timm:resnet18", "--data", "digits") == (
-        "this needs timm, which is not installed: pip install 'resemblance[vision]'"
+        f"this needs timm, which is not installed: {install_command('vision')}"
     )
 
 

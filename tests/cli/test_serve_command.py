@@ -10,6 +10,7 @@ import sys
 import urllib.request
 
 from resemblance import Zoo
+from resemblance.errors import install_command
 
 
 def test_what_is_no_zoo_is_refused(refused, tmp_path):
@@ -27,7 +28,7 @@ def test_an_address_that_others_can_reach_needs_a_token(refused, tmp_path, monke
 
 def test_a_missing_extra_is_named(refused, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)  # as if it were not installed
-    assert "pip install 'resemblance[web]'" in refused("serve", tmp_path)
+    assert install_command("web") in refused("serve", tmp_path)
 
 
 def test_it_says_where_it_is_answers_and_stops_when_interrupted(tmp_path):
