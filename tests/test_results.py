@@ -114,6 +114,17 @@ def test_one_line_shows_the_class_and_a_number(results, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_print_shows_a_table_and_the_summary(results, name):
+    one = results[name]
+    table, _, rest = str(one).partition("\n\n")
+    head, *rows = table.splitlines()
+    assert rest == one.summary()
+    assert set(head.split("  ")[0].split()) <= set(one._table())
+    assert len(rows) == min(len(next(iter(one._table().values()))), 16 + (len(rows) == 17))
+    assert any(x.isdigit() for x in "".join(rows)) or name == "FamilyTree"
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_summary_has_sentences_and_every_note(results, name):
     lines = results[name].summary().splitlines()
     assert lines

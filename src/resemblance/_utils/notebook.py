@@ -1,4 +1,4 @@
-"""HTML of a result for notebooks: its one line, heat maps, a table, and the summary below.
+"""How a result shows itself: HTML for notebooks, with heat maps, and a table for `print`.
 
 Plain HTML and SVG without scripts or style sheets. Colours of text and lines are those of the page,
 so that it reads on light and on dark. Every name is escaped.
@@ -63,17 +63,7 @@ def table_html(columns: Mapping[str, Any]) -> str:
     >>> "0.500 ± 0.010" in table_html({"layer": ["fc"], "score": [0.5], "stderr": [0.01]})
     True
     """
-    table: dict[str, list[str]] = {}
-    names = list(columns)
-    for name, after in zip(names, [*names[1:], ""], strict=True):
-        if name.endswith("stderr"):
-            continue
-        values = list(columns[name])[:_MAX_ROWS]
-        with_error = after in ("stderr", f"{name}_stderr")
-        errors = list(columns[after])[:_MAX_ROWS] if with_error else [math.nan] * len(values)
-        cells = [_cell(name, x, error) for x, error in zip(values, errors, strict=True)]
-        if any(cells):
-            table[name] = cells
+    table = _shown_cells(columns)
     number = len(next(iter(columns.values()), ()))
     style = f"text-align: left; padding: 2px 10px 2px 0; border-bottom: {_LINE}"
     head = "".join(f'<th style="{style}">{_text(name)}</th>' for name in table)
@@ -89,6 +79,42 @@ def table_html(columns: Mapping[str, Any]) -> str:
         f'<div style="overflow-x: auto; margin: 6px 0"><table style="{table_style}">{body}</table>'
         f"{rest}</div>"
     )
+
+
+def table_text(columns: Mapping[str, Any]) -> str:
+    """The same rows as plain text, for `print`.
+
+    >>> print(table_text({"layer": ["fc", "conv"], "score": [0.5, 1.0], "stderr": [0.01, 0.0]}))
+    layer  score
+    fc     0.500 ± 0.010
+    conv   1
+    """
+    table = {
+        name: [html.unescape(x) for x in cells] for name, cells in _shown_cells(columns).items()
+    }
+    widths = [max(map(len, (name, *cells))) for name, cells in table.items()]
+    lines = [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in (tuple(map(printable, table)), *zip(*table.values(), strict=True))
+    ]
+    more = len(next(iter(columns.values()), ())) - len(lines) + 1
+    return "\n".join([*lines, f"and {more:,} more rows: to_frame() has all"] if more > 0 else lines)
+
+
+def _shown_cells(columns: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The first cells of each column, escaped, with standard errors beside their values."""
+    table: dict[str, list[str]] = {}
+    names = list(columns)
+    for name, after in zip(names, [*names[1:], ""], strict=True):
+        if name.endswith("stderr"):
+            continue
+        values = list(columns[name])[:_MAX_ROWS]
+        with_error = after in ("stderr", f"{name}_stderr")
+        errors = list(columns[after])[:_MAX_ROWS] if with_error else [math.nan] * len(values)
+        cells = [_cell(name, x, error) for x, error in zip(values, errors, strict=True)]
+        if any(cells):
+            table[name] = cells
+    return table
 
 
 def heat_map_svg(of: HeatMap) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 
 from .._utils.atomic_files import write_atomically
 from .._utils.equality import by_content
-from .._utils.notebook import HeatMap, result_html
+from .._utils.notebook import HeatMap, result_html, table_text
 from ..errors import FormatError, import_optional
 from ..representation.notes import Note
 from ..representation.schema import Rule, check_part
@@ -93,6 +93,9 @@ class Result(Content):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._text()})"
+
+    def __str__(self) -> str:
+        return f"{table_text(self._table())}\n\n{self.summary()}"
 
     def _text(self) -> str:
         """What it is, and its score, in a few words."""
