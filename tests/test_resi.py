@@ -17,7 +17,7 @@ from resemblance.similarity.indices.registry import get_index, index_names
 
 pytest.importorskip("reproduction", reason="the reproduction is not in a source package")
 
-from reproduction.resi import designs, indices, quality, scores
+from reproduction.resi import coverage, designs, indices, quality, scores
 from reproduction.resi.data import PACKAGES, Samples, load, pack_images, pack_text
 from reproduction.resi.families import FAMILIES, LAYERS, build, inputs
 from reproduction.resi.training import Recipe, Slot, train_together
@@ -266,12 +266,60 @@ def test_groups_are_separated_perfectly_or_by_chance():
     assert quality.group_separation(np.ones((6, 6)), groups, ones(6)) == pytest.approx([0.25])
 
 
-def test_weights_are_resamples_within_groups():
-    groups = np.repeat([0, 1], [3, 5])
-    weights = quality.network_weights(groups, 20)
-    assert (weights[0] == 1).all()
-    assert (weights[:, :3].sum(1) == 3).all()
-    assert (weights[:, 3:].sum(1) == 5).all()
+def test_the_jackknife_has_the_variance_of_a_mean_of_seeds():
+    values = np.array([0.0, 1.0, 3.0, 4.0, 7.0])
+    weights = quality.leave_one_out(5)
+    means = (weights * values).sum(1) / weights.sum(1)
+    variance, freedom = quality.jackknife_variance(means, np.zeros(5, int))
+    assert variance == pytest.approx(values.var(ddof=1) / 5)
+    assert freedom == 4
+
+
+def test_an_interval_is_that_of_students_t():
+    stats = pytest.importorskip("scipy.stats")
+    values = np.array([0.0, 1.0, 3.0, 4.0, 7.0])
+    weights = quality.leave_one_out(5)
+    means, groups = (weights * values).sum(1) / weights.sum(1), np.zeros(5, int)
+    value, low, high = quality.interval_of_mean([means], [groups])
+    expected = stats.ttest_1samp(values, 0.0).confidence_interval()
+    assert (value, low, high) == pytest.approx((3.0, expected.low, expected.high))
+    _, low, high = quality.interval_of_mean([means, means + 1], [groups, groups])
+    other = stats.ttest_ind(values, -values - 1, equal_var=False).confidence_interval()
+    assert (low, high) == pytest.approx((other.low / 2, other.high / 2))
+
+
+def test_groups_are_strata_of_the_jackknife():
+    groups = np.repeat([0, 1], 3)
+    apart = np.where(groups == 0, 0.0, 9.0)
+    weights = quality.leave_one_out(6)
+    found = (weights * apart).sum(1) / weights.sum(1)
+    assert quality.jackknife_variance(found, groups)[0] == pytest.approx(0)
+
+
+def test_leaving_a_network_out_does_not_change_the_share_of_pairs_inside_a_group():
+    """Scores that say nothing have an AUPRC of that share."""
+    groups = np.repeat([0, 1], 5)
+    found = quality.group_separation(np.ones((10, 10)), groups, quality.leave_one_out(10))
+    assert found == pytest.approx(10 / 35)
+
+
+@pytest.mark.parametrize("test", ["AUPRC", "Spearman"])
+def test_the_simulation_of_coverage_compares_both_kinds_of_intervals(test):
+    found = coverage.simulate(test, "strong", trials=10, draws=20)
+    assert len(found) == 4
+    assert all(0.5 < x["coverage"] <= 1 and x["width"] > 0 for x in found.values())
+
+
+def test_chance_is_what_networks_in_random_order_score():
+    groups = np.repeat([0, 1], 5)
+    perfect = (groups[:, None] == groups).astype(float)
+    found = quality.chance_of_separation(perfect, groups, 200)
+    assert 0.28 < found.mean() < 0.4
+    at = np.arange(8.0)
+    differences = np.abs(at[:, None] - at)
+    found = quality.chance_of_correlation(-differences, differences, 200)
+    assert abs(found.mean()) < 0.1
+    assert found.max() > 0.3
 
 
 def test_weighted_spearman_is_that_of_repeated_pairs():
@@ -358,7 +406,9 @@ def test_the_tiny_chain_runs_from_images_to_a_page(tmp_path):
     assert "## In short" in page
     assert "## shortcuts" in page
     assert "What failed" not in page
-    assert (tmp_path / "results" / "shortcuts.png").exists()
+    shortcuts = content["tests"]["shortcuts"]
+    assert shortcuts["chance"]["vgg"]["mean"] > 0
+    assert set(shortcuts["contrasts"]["beta 0 above beta 0.5"]["last"]) == {"resnet", "vgg", "mean"}
 
 
 def test_an_index_that_fails_is_reported_and_the_others_go_on(monkeypatch, capsys):

@@ -4,15 +4,17 @@
 
 A *variant* is a kernel, an index and a layer (one of six, or the mean of their scores). The best of
 so many is good by luck as well, so a variant is chosen on all families but one and judged there.
-Writes `resi.json`, `resi.md` and a figure for each test. Intervals are percentiles of a bootstrap
-over networks (seeds), drawn within their groups.
+Contrasts of two variants that were named beforehand need no choice. Intervals (95 %) are those of a
+jackknife over networks (seeds) within their groups, and take the chosen variant and the families as
+they are. Chance is what networks in random order score. Writes `resi.json` and
+`resi.md`; `docs/build_benchmark.py` makes a page and a figure of the former.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,13 @@ import numpy as np
 from .designs import DESIGNS
 from .indices import INDICES
 from .quality import (
+    chance_of_correlation,
+    chance_of_separation,
     correlation_with,
     group_separation,
+    interval_of_mean,
+    leave_one_out,
     monotonicity,
-    network_weights,
     violations,
 )
 from .saved import Design, read
@@ -36,21 +41,52 @@ CORRELATIONS = ("accuracy", "js", "disagreement")
 TESTS = (*CORRELATIONS, *SEPARATIONS, "monotonicity")
 LAYER_CHOICES = ("last", "mean", "any")
 DEFAULT = ("features", "cka")
-_MEAN = -1  # the place of the mean over layers, after all single layers
+CONTRASTS = {  # kernel and index of either side
+    "gradients above features": (("gradients, beta 0.5", "cka"), DEFAULT),
+    "product above features": (("product, beta 0.5", "cka"), DEFAULT),
+    "beta 0 above beta 0.5": (("gradients, beta 0", "cka"), ("gradients, beta 0.5", "cka")),
+    "beta 0 above beta 0.5, linear-regression": (
+        ("gradients, beta 0", "linear-regression"), ("gradients, beta 0.5", "linear-regression"),
+    ),
+    "beta 0 above beta 0.5, procrustes": (
+        ("gradients, beta 0", "procrustes"), ("gradients, beta 0.5", "procrustes"),
+    ),
+    "labels above beta 0.5": (("gradients, labels", "cka"), ("gradients, beta 0.5", "cka")),
+    "mutual-knn above cka, features": (("features", "mutual-knn"), DEFAULT),
+    "mutual-knn above cka, gradients": (
+        ("gradients, beta 0.5", "mutual-knn"), ("gradients, beta 0.5", "cka"),
+    ),
+    "procrustes above cka, features": (("features", "procrustes"), DEFAULT),
+    "procrustes above cka, gradients": (
+        ("gradients, beta 0.5", "procrustes"), ("gradients, beta 0.5", "cka"),
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Result:
-    """One test of one family: values of every variant, in every resample of the networks.
+    """One test of one family: values of every variant, with all networks and without each.
 
     Attributes:
-        values: (kernels, indices, places, 1 + draws): the estimate, then the resamples. Places are
-            the layers and their mean; monotonicity has one place.
-        ceiling: (1 + draws) of the divergence of predictions, which needs logits; or None.
+        groups: (M) of the networks.
+        values: (kernels, indices, places, 1 + M). Places are the layers and their mean;
+            monotonicity has one place.
+        ceiling: (1 + M) of the divergence of predictions, which needs logits; or None.
+        chance: what the default scores with its networks in random order; or None.
     """
 
+    groups: np.ndarray
     values: np.ndarray
     ceiling: np.ndarray | None
+    chance: np.ndarray | None = None
+
+    def interval(self, values: np.ndarray) -> list[float | None]:
+        """The estimate and its 95 % interval."""
+        return _interval([values], [self.groups])
+
+
+def _interval(estimates: list[np.ndarray], groups: list[np.ndarray]) -> list[float | None]:
+    return [_number(x) for x in interval_of_mean(estimates, groups)]
 
 
 def gathered(folders: Sequence[Path]) -> dict[str, dict[str, Design]]:
@@ -85,17 +121,19 @@ def with_mean(scores: np.ndarray) -> np.ndarray:  # (K, I, layers, M, M) -> (K, 
 def tested(design: Design, test: str, draws: int) -> Result:
     """All variants in one test."""
     groups = design.groups
-    weights = network_weights(groups, draws)
+    weights = leave_one_out(len(groups))
     if test == "monotonicity":
         each = monotonicity(all_scores(design.arrays, "layers|"))  # (K, I, M)
         share = weights / weights.sum(1, keepdims=True)
-        return Result((each @ share.T)[:, :, None, :], None)
+        return Result(groups, (each @ share.T)[:, :, None, :], None)
     scores = with_mean(all_scores(design.arrays))
     flat = scores.reshape(-1, *scores.shape[-2:])
+    default = scores[KERNELS.index(DEFAULT[0]), list(INDICES).index(DEFAULT[1]), -2]
     js = design.arrays["predictions|js"]
     if test in SEPARATIONS:
         values = np.stack([group_separation(s, groups, weights) for s in flat])
         ceiling = group_separation(-js, groups, weights)
+        chance = chance_of_separation(default, groups, draws)
     else:
         accuracy = np.array(design.about["accuracy"])
         differences = {
@@ -105,15 +143,8 @@ def tested(design: Design, test: str, draws: int) -> Result:
         }[test]
         values = correlation_with(flat, differences, weights)
         ceiling = correlation_with(-js[None], differences, weights)[0]
-    return Result(values.reshape(*scores.shape[:3], -1), ceiling)
-
-
-def interval(values: np.ndarray) -> list[float | None]:
-    """The estimate, and 95 % of its resamples."""
-    if not np.isfinite(values[0]):
-        return [None, None, None]
-    low, high = np.nanpercentile(values[1:], [2.5, 97.5]) if len(values) > 1 else (np.nan, np.nan)
-    return [round(float(x), 4) if np.isfinite(x) else None for x in (values[0], low, high)]
+        chance = chance_of_correlation(default, differences, draws)
+    return Result(groups, values.reshape(*scores.shape[:3], -1), ceiling, chance)
 
 
 def allowed(result: Result, layers: str) -> slice:
@@ -160,16 +191,16 @@ def held_out(results: dict[str, Result], layers: str) -> list[dict[str, Any]]:
         row: dict[str, Any] = {
             "judged on": family,
             "variants": int(np.isfinite(result.values[:, :, where, 0]).sum()),
-            "default": {**named(default, result), "value": interval(result.values[default])},
+            "default": {**named(default, result), "value": result.interval(result.values[default])},
         }
         best = chosen([result], KERNELS, layers)
         if best is not None:
             row["best here (optimistic)"] = {
                 **named(best, result),
-                "value": interval(result.values[best]),
+                "value": result.interval(result.values[best]),
             }
         if result.ceiling is not None:
-            row["ceiling"] = interval(result.ceiling)
+            row["ceiling"] = result.interval(result.ceiling)
         picks = {}
         for name, kernels in (
             ("all", KERNELS),
@@ -184,16 +215,76 @@ def held_out(results: dict[str, Result], layers: str) -> list[dict[str, Any]]:
             rank = int((result.values[:, :, where, 0] > value[0]).sum()) + 1
             row[name] = {
                 **named(variant, result),
-                "value": interval(value),
-                "above default": interval(value - result.values[default]),
+                "value": result.interval(value),
+                "above default": result.interval(value - result.values[default]),
                 "rank": rank,
             }
         if {"features", "gradients"} <= set(picks):
-            row["gradients above features"] = interval(
+            row["gradients above features"] = result.interval(
                 result.values[picks["gradients"]] - result.values[picks["features"]]
             )
         rows.append(row)
     return rows
+
+
+def over_families(
+    by_family: dict[str, Result], difference: Callable[[str, Result], np.ndarray | None]
+) -> dict[str, list[float | None]]:
+    """A difference of two variants in each family, and its mean over the families."""
+    each = {family: difference(family, result) for family, result in by_family.items()}
+    known = {family: x for family, x in each.items() if x is not None}
+    groups = {family: by_family[family].groups for family in known}
+    out = {family: _interval([x], [groups[family]]) for family, x in known.items()}
+    if len(known) > 1:
+        out["mean"] = _interval(list(known.values()), list(groups.values()))
+    return out
+
+
+def contrasts(by_family: dict[str, Result]) -> dict[str, Any]:
+    """Differences of two variants that were named beforehand, at the last layer and in the mean."""
+    places = {"last": -2, "mean": -1}
+    if next(iter(by_family.values())).values.shape[2] == 1:
+        places = {"any": 0}
+
+    def contrast(one: Sequence[str], two: Sequence[str], at: int) -> dict[str, Any]:
+        i, j = ((KERNELS.index(kernel), list(INDICES).index(index)) for kernel, index in (one, two))
+        return over_families(by_family, lambda _, r: r.values[i][at] - r.values[j][at])
+
+    return {
+        name: {where: contrast(one, two, at) for where, at in places.items()}
+        for name, (one, two) in CONTRASTS.items()
+    }
+
+
+def gradients_above(
+    by_family: dict[str, Result], layers: str, *, default: bool = False
+) -> dict[str, list[float | None]]:
+    """The variant chosen with gradients above that chosen among features, or above the default.
+
+    Both are chosen on the other families.
+    """
+
+    def difference(family: str, result: Result) -> np.ndarray | None:
+        others = [r for name, r in by_family.items() if name != family]
+        if not others:
+            return None
+        one = chosen(others, [k for k in KERNELS if k != "features"], layers)
+        two = chosen(others, ["features"], layers)
+        if default:
+            places = result.values.shape[2]
+            at = 0 if places == 1 else places - (1 if layers == "mean" else 2)
+            two = (KERNELS.index(DEFAULT[0]), list(INDICES).index(DEFAULT[1]), at)
+        return None if one is None or two is None else result.values[one] - result.values[two]
+
+    return over_families(by_family, difference)
+
+
+def chance(result: Result) -> dict[str, float | None] | None:
+    """The mean of what networks in random order score, and its central 95 %."""
+    if result.chance is None:
+        return None
+    low, high = np.percentile(result.chance, [2.5, 97.5])
+    return {"mean": _number(result.chance.mean()), "low": _number(low), "high": _number(high)}
 
 
 def table(result: Result) -> dict[str, Any]:
@@ -205,12 +296,14 @@ def table(result: Result) -> dict[str, Any]:
         for i, index in enumerate(INDICES):
             values = result.values[k, i]
             if places == 1:
-                out[kernel][index] = {"value": interval(values[0])}
+                out[kernel][index] = {"value": result.interval(values[0])}
                 continue
-            each = [round(float(v), 4) if np.isfinite(v) else None for v in values[:-1, 0]]
+            each = [_number(v) for v in values[:-1, 0]]
             out[kernel][index] = {
-                "last": interval(values[-2]), "mean": interval(values[-1]), "layers": each,
-            }  # fmt: skip
+                "last": result.interval(values[-2]),
+                "mean": result.interval(values[-1]),
+                "layers": each,
+            }
     return out
 
 
@@ -227,7 +320,7 @@ def judge(
             if design in of
         }
     content: dict[str, Any] = {
-        "draws": draws,
+        "random orders": draws,
         "networks": {
             family: {name: design.about for name, design in of.items()}
             for family, of in designs.items()
@@ -236,6 +329,15 @@ def judge(
             test: {
                 "tables": {family: table(r) for family, r in by_family.items()},
                 "held out": {layers: held_out(by_family, layers) for layers in LAYER_CHOICES},
+                "gradients above features": {
+                    layers: gradients_above(by_family, layers) for layers in LAYER_CHOICES
+                },
+                "gradients above default": {
+                    layers: gradients_above(by_family, layers, default=True)
+                    for layers in LAYER_CHOICES
+                },
+                "contrasts": contrasts(by_family),
+                "chance": {family: chance(r) for family, r in by_family.items()},
             }
             for test, by_family in results.items()
             if by_family
@@ -278,8 +380,8 @@ def page(content: dict[str, Any], results: dict[str, dict[str, Result]]) -> str:
     lines = [
         "# ReSi, rebuilt: which kernel and which index",
         "",
-        f"Values are AUPRC, or Spearman's correlation; in brackets 95 % of {content['draws']} "
-        "resamples of the networks. The default is CKA of features.",
+        "Values are AUPRC, or Spearman's correlation; in brackets 95 % intervals of a jackknife "
+        "over networks. The default is CKA of features.",
     ]
     lines += _in_short(content, results)
     for test, by_family in results.items():
@@ -348,19 +450,15 @@ def _in_short(content: dict[str, Any], results: dict[str, dict[str, Result]]) ->
         "## In short",
         "",
         "The variant chosen among those with gradients, above the one chosen among those of "
-        "features alone, both chosen on the other families. Chance for AUPRC of five groups of "
-        "five is about 0.09.",
+        "features alone, both chosen on the other families.",
         "",
-        "| test | layer | " + " | ".join(families) + " |",
-        "|---|---|" + "---|" * len(families),
+        "| test | layer | " + " | ".join(families) + " | mean |",
+        "|---|---|" + "---|" * (len(families) + 1),
     ]
     for test in results:
         for layers in LAYER_CHOICES if test != "monotonicity" else ("any",):
-            rows = {row["judged on"]: row for row in content["tests"][test]["held out"][layers]}
-            cells = [
-                _shown(rows.get(f, {}).get("gradients above features", [None] * 3))
-                for f in families
-            ]
+            row = content["tests"][test]["gradients above features"][layers]
+            cells = [_shown(row.get(name, [None] * 3)) for name in (*families, "mean")]
             lines.append(f"| {test} | {layers} | " + " | ".join(cells) + " |")
     return lines
 
@@ -383,42 +481,6 @@ def _matrix(by_family: dict[str, Result]) -> list[str]:
     return lines
 
 
-def figures(results: dict[str, dict[str, Result]], folder: Path) -> None:
-    """A map of kernels and indices for each test, of each family."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    for test, by_family in results.items():
-        fig, axes = plt.subplots(
-            1, len(by_family), figsize=(1.5 + 4.5 * len(by_family), 5.5),
-            squeeze=False, layout="constrained",
-        )  # fmt: skip
-        for axis, (family, result) in zip(axes[0], by_family.items(), strict=True):
-            shown = result.values[:, :, _MEAN, 0].T
-            image = axis.imshow(shown, cmap="viridis", vmin=0, vmax=1, aspect="auto")
-            axis.set_xticks(range(len(KERNELS)), KERNELS, rotation=90, fontsize=7)
-            axis.set_yticks(range(len(INDICES)), INDICES, fontsize=7)
-            for i, k in np.ndindex(shown.shape):
-                if np.isfinite(shown[i, k]):
-                    colour = "white" if shown[i, k] < 0.6 else "black"
-                    axis.text(
-                        k,
-                        i,
-                        f"{shown[i, k]:.2f}",
-                        ha="center",
-                        va="center",
-                        fontsize=5,
-                        color=colour,
-                    )
-            axis.set_title(family, fontsize=9)
-        what = "AUPRC" if test in SEPARATIONS else "Spearman's correlation"
-        fig.colorbar(image, ax=axes[0], label=f"{test}: {what}, mean over layers")
-        fig.savefig(folder / f"{test}.png", dpi=130)
-        plt.close(fig)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m reproduction.resi.judge",
@@ -427,13 +489,12 @@ def main() -> None:
     )
     parser.add_argument("folders", type=Path, nargs="+", help="from reproduction.resi")
     parser.add_argument("--to", type=Path, required=True, help="the folder of results")
-    parser.add_argument("--draws", type=int, default=500, help="resamples of the networks")
+    parser.add_argument("--draws", type=int, default=1000, help="random orders, for chance")
     chosen_options = parser.parse_args()
     content, results = judge(gathered(chosen_options.folders), chosen_options.draws)
     chosen_options.to.mkdir(parents=True, exist_ok=True)
     (chosen_options.to / "resi.json").write_text(json.dumps(content, separators=(",", ":")))
     (chosen_options.to / "resi.md").write_text(page(content, results))
-    figures(results, chosen_options.to)
     print(f"{chosen_options.to}: {', '.join(results)} of {', '.join(content['networks'])}")
 
 
