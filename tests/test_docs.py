@@ -120,10 +120,18 @@ def test_the_page_of_copies_says_what_was_measured():
     assert page == made_by("build_copies").page(), "run python docs/build_copies.py"
 
 
-def test_a_conclusion_that_a_result_does_not_bear_out_is_refused():
-    if not (ROOT / "docs/build_copies.py").exists():
+def test_the_page_of_the_benchmark_of_measures_says_what_was_measured():
+    if not (ROOT / "reproduction").exists():
+        pytest.skip("the reproduction is not in a source package")
+    page = (ROOT / "docs/evidence/benchmark.md").read_text(encoding="utf-8")
+    assert page == made_by("build_benchmark").page(), "run python docs/build_benchmark.py"
+
+
+@pytest.mark.parametrize("script", ["build_copies", "build_benchmark"])
+def test_a_conclusion_that_a_result_does_not_bear_out_is_refused(script):
+    if not (ROOT / f"docs/{script}.py").exists():
         pytest.skip("the script is not in a source package")
-    claim = made_by("build_copies").claim
+    claim = made_by(script).claim
     assert claim(True, "It passes.") == "It passes."
     with pytest.raises(SystemExit, match=r"does not bear out: It passes\."):
         claim(False, "It passes.")
