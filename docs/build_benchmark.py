@@ -32,6 +32,8 @@ TESTS = {
     "monotonicity": "layer monotonicity",
 }
 PLACES = {"last": "last", "mean": "mean"}
+DEFAULT = ("features", "cka")
+GRADIENTS = ("gradients, beta 0.5", "cka")
 CORRELATIONS = ("accuracy", "js", "disagreement")
 Interval = Sequence[float]
 
@@ -375,6 +377,82 @@ def contrasts(of: Results) -> Iterator[str]:
     )
 
 
+def by_question(of: Results) -> str:
+    """The table of docs/understand/measures.md."""
+
+    def row(question: str, measure: str, test: str, contrast: str, kernel: str, index: str) -> str:
+        cells = (
+            question,
+            measure,
+            number(of.mean(test, kernel, index, "last")),
+            number(of.mean(test, *DEFAULT, "last")),
+            interval(of.contrast(test, contrast, "last"), sign=True),
+        )
+        return f"| {' | '.join(cells)} |"
+
+    kernels = of.tests["js"]["tables"]["vgg"]
+    best = max(of.mean("augmentation", k, i, "last") or 0 for k in kernels for i in kernels[k])
+    return "\n".join(
+        [
+            "| question | measure, at the last layer | result | feature CKA | difference |",
+            "|---|---|---|---|---|",
+            row(
+                "do they predict alike? (JS)",
+                "CKA of gradients",
+                "js",
+                "gradients above features",
+                *GRADIENTS,
+            ),
+            row(
+                "the same classes? (disagreement)",
+                "CKA of gradients",
+                "disagreement",
+                "gradients above features",
+                *GRADIENTS,
+            ),
+            row(
+                "did they learn the same shortcut?",
+                "`mutual-knn` of features",
+                "shortcuts",
+                "mutual-knn above cka, features",
+                "features",
+                "mutual-knn",
+            ),
+            row(
+                "did they learn the same wrong labels?",
+                'CKA of gradients, `target="labels"`',
+                "labels-shared",
+                "gradients of labels above features",
+                "gradients, labels",
+                "cka",
+            ),
+            row(
+                "as large a share of wrong labels?",
+                "`spectral` of features",
+                "labels",
+                "spectral above cka, features",
+                "features",
+                "spectral",
+            ),
+            claim(
+                best < 0.51,
+                f"| were they trained with the same noise? | none is good | at most {number(best)} | {number(of.mean('augmentation', *DEFAULT, 'last'))} | |",
+            ),
+            f"| are they equally accurate? | none: measure it | | {number(of.mean('accuracy', *DEFAULT, 'last'))} | |",
+        ]
+    )
+
+
+def what_follows(of: Results) -> Iterator[str]:
+    yield "## What follows"
+    default = [of.contrast(t, "gradients above features", p) for t, p in EVERY]
+    yield claim(
+        not any(excludes_zero(v) < 0 for v in default)
+        and sum(excludes_zero(v) > 0 for v in default) >= 4,
+        f"**The defaults stay: CKA of features and of gradients (β = 0.5), side by side, with the predictions.** In none of {len(default)} lines above is gradient CKA clearly worse than feature CKA, in {sum(excludes_zero(v) > 0 for v in default)} it is clearly better, and it costs one backward pass. But features say where networks diverge and which layers correspond ([measures](../understand/measures.md#what-was-measured)), which gradients do not, so neither replaces the other. No other index is better than CKA throughout. `procrustes` is better for features, worse for gradients of networks with random labels, and refused beyond 1,024 samples. `mutual-knn` is better for shortcuts and worse for shared random labels. The held-out winner on JS of predictions, the sum kernel with β = 0, needs recordings with another β, and with CKA β = 0 is worse in several lines. So an index is recommended for a question, and none becomes a new default.",
+    )
+
+
 def chosen_table(of: Results) -> Iterator[str]:
     yield "## What was chosen"
     tried = of.row("js", "last", "vgg")["variants"]
@@ -482,14 +560,25 @@ python docs/build_benchmark.py --figure docs/figures/benchmark.png
 The last two lines take about a minute on a CPU. [The reproduction](../../reproduction/README.md) says what the steps do."""
 
 
+def results() -> Results:
+    names = ("resi.json", "coverage.json")
+    return Results(*(json.loads((RESULTS / name).read_text(encoding="utf-8")) for name in names))
+
+
 def page() -> str:
     """The whole page."""
-    of = Results(
-        json.loads((RESULTS / "resi.json").read_text(encoding="utf-8")),
-        json.loads((RESULTS / "coverage.json").read_text(encoding="utf-8")),
-    )
+    of = results()
     parts = [HEAD, tests_table(of), READ]
-    for section in (in_short, losses, wins, contrasts, chosen_table, all_indices, limits):
+    for section in (
+        in_short,
+        losses,
+        wins,
+        contrasts,
+        what_follows,
+        chosen_table,
+        all_indices,
+        limits,
+    ):
         parts += section(of)
     parts.append(CLOSE)
     text = parts[0]
@@ -506,7 +595,7 @@ def figure(path: Path) -> None:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    of = Results(json.loads((RESULTS / "resi.json").read_text(encoding="utf-8")), {})
+    of = results()
     tests = [t for t in TESTS if t != "monotonicity"]
     fig, axes = plt.subplots(2, 4, figsize=(13, 6.2), layout="constrained")
     kinds = {

@@ -124,7 +124,10 @@ def test_the_page_of_the_benchmark_of_measures_says_what_was_measured():
     if not (ROOT / "reproduction").exists():
         pytest.skip("the reproduction is not in a source package")
     page = (ROOT / "docs/evidence/benchmark.md").read_text(encoding="utf-8")
-    assert page == made_by("build_benchmark").page(), "run python docs/build_benchmark.py"
+    made = made_by("build_benchmark")
+    assert page == made.page(), "run python docs/build_benchmark.py"
+    table = made.by_question(made.results())
+    assert table in (ROOT / "docs/understand/measures.md").read_text(encoding="utf-8"), table
 
 
 @pytest.mark.parametrize("script", ["build_copies", "build_benchmark"])

@@ -47,7 +47,7 @@ def test_the_citation_names_this_version_and_the_paper():
     assert citation["cff-version"] == "1.2.0"
     assert citation["version"] == resemblance.__version__
     assert {"message", "title", "authors"} <= set(citation)
-    (paper,) = citation["references"]
+    paper = citation["references"][0]
     assert [author["family-names"] for author in paper["authors"]] == [
         "Tang", "Maddox", "Dickens", "Diethe", "Damianou",
     ]  # fmt: skip

@@ -43,6 +43,8 @@ LAYER_CHOICES = ("last", "mean", "any")
 DEFAULT = ("features", "cka")
 CONTRASTS = {  # kernel and index of either side
     "gradients above features": (("gradients, beta 0.5", "cka"), DEFAULT),
+    "gradients of labels above features": (("gradients, labels", "cka"), DEFAULT),
+    "spectral above cka, features": (("features", "spectral"), DEFAULT),
     "product above features": (("product, beta 0.5", "cka"), DEFAULT),
     "beta 0 above beta 0.5": (("gradients, beta 0", "cka"), ("gradients, beta 0.5", "cka")),
     "beta 0 above beta 0.5, linear-regression": (
