@@ -58,7 +58,7 @@ def test_in_pytest_a_failure_says_which_threshold_and_by_how_much(tmp_path):
     assert done.returncode == 1, out
     assert "2 failed, 1 passed" in out
     far, unsure = out.split("____ test_unsure ____")
-    assert "copy fails as a copy of base, judged on 500 samples by one-sided 95 % bounds" in far
+    assert "copy fails as a copy of base, judged on 500 samples with one-sided 95 % bounds" in far
     assert "E       ✗ failed: max-kl 0.01 nats, measured 0." in far
     assert "E       ✗ failed: min gradients 0.8, measured 0." in far
     assert ", at layer " in far

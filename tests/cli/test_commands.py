@@ -28,7 +28,7 @@ def test_layers_lists_what_runs_and_what_auto_picks(run):
     assert [line.split() for line in out.splitlines() if "ReLU" in line] == [
         ["2", "ReLU", "16", "yes"]
     ]
-    assert out.splitlines()[-1] == "4 modules run; auto records 1: 2"
+    assert out.splitlines()[-1] == "4 modules run; auto selects 1: 2"
 
 
 def test_layers_that_a_filter_leaves(run, refused):
@@ -36,7 +36,7 @@ def test_layers_that_a_filter_leaves(run, refused):
     status, out, err = run(*words, "--filter", "[13]", "--filter", "!3", "--filter", "auto")
     assert (status, err) == (0, "")
     assert [line.split()[0] for line in out.splitlines()[2:-1]] == ["1", "2"]
-    assert out.splitlines()[-1] == "2 of 4 modules that run; auto records 1: 2"
+    assert out.splitlines()[-1] == "2 of 4 modules that run; auto selects 1: 2"
     content = json.loads(run(*words, "--filter", "3:in", "--json", "-")[1])
     assert [row["layer"] for row in content] == ["3"]
     assert refused(*words, "--filter", "9") == (

@@ -159,7 +159,7 @@ layer                features              gradients             n_eff
 49.mlp.down_proj     0.030    ± 0.019   *  0.030    ± 0.019   *      8  ▏
 Names of one begin with base_model.model.model.layers.…
 Chance level (95 %): features 0.047, gradients 0.047.
-* no higher than chance (its 95 % level).
+* not above the 95 % chance level.
 """,
     (120, False): """\
 layer                features              chance  gradients             chance  n_eff
@@ -174,7 +174,7 @@ layer                features              chance  gradients             chance 
 49.self_attn.o_proj  0.189    ± 0.016       0.047  0.189    ± 0.016       0.047     14  █▏
 49.mlp.down_proj     0.030    ± 0.019   *   0.047  0.030    ± 0.019   *   0.047      8  ▏
 Names of one begin with base_model.model.model.layers.…
-* no higher than chance (its 95 % level).
+* not above the 95 % chance level.
 """,
     (80, True): """\
 layer             features         gradients        n_eff           dB  cosine
@@ -190,8 +190,8 @@ layer             features         gradients        n_eff           dB  cosine
 49.mlp.down_proj  0.03    ±0.02 *  0.03    ±0.02 *      8  ▏         –  –
 Names of one begin with base_model.model.model.layers.…
 Chance level (95 %): features 0.047, gradients 0.047.
-* no higher than chance (its 95 % level).
-dB, cosine: drift of features, as signal-to-noise ratio and as cosine.
+* not above the 95 % chance level.
+dB, cosine: drift of features, as signal-to-noise ratio and as cosine similarity.
 """,
     (120, True): """\
 layer                features              chance  gradients             chance  n_eff             dB  cosine
@@ -206,8 +206,8 @@ layer                features              chance  gradients             chance 
 49.self_attn.o_proj  0.189    ± 0.016       0.047  0.189    ± 0.016       0.047     14  █▏        3.0  0.400
 49.mlp.down_proj     0.030    ± 0.019   *   0.047  0.030    ± 0.019   *   0.047      8  ▏           –  –
 Names of one begin with base_model.model.model.layers.…
-* no higher than chance (its 95 % level).
-dB, cosine: drift of features, as signal-to-noise ratio and as cosine.
+* not above the 95 % chance level.
+dB, cosine: drift of features, as signal-to-noise ratio and as cosine similarity.
 """,  # noqa: E501 - as it is printed
 }
 

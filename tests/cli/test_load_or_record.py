@@ -80,7 +80,7 @@ def test_samples_of_the_base_that_go_by_a_name_are_the_copys_too(weights, run):
     base, copy = load_or_record(*both, samples(), RecordingNeeds())
     assert copy.data == base.data
     assert rs.check(base, copy, max_disagreement=0.05)
-    with pytest.raises(DataError, match=r"which it calls 'mine'; digits holds others\. Give those"):
+    with pytest.raises(DataError, match=r"samples of --data digits differ .*\('mine'\)"):
         load_or_record(*both, samples(limit=299), RecordingNeeds())
 
 
@@ -109,7 +109,7 @@ def test_a_target_of_ones_own_cannot_be_repeated(weights):
 
     rs.record(trained(), torch.rand(300, 1, 8, 8), target=own, name="base").save("base.rsm")
     both = NetworkArgument("base", "base.rsm"), NetworkArgument("copy", MODEL)
-    with pytest.raises(DataError, match=r"a loss function of its own.* record the other"):
+    with pytest.raises(DataError, match=r"a custom loss function.* record the second"):
         load_or_record(*both, samples(), SCORES)
     base, copy = load_or_record(*both, samples(), RecordingNeeds(("features",)))
     assert base.settings.target.startswith("function")
@@ -180,8 +180,8 @@ def test_int8_copies_are_checked_by_what_they_predict_and_by_features(int8, run)
     assert (status, err) == (0, ""), out
     status, _, err = run(*words, "--min", "gradients=0.5")
     assert status == 2
-    assert "layer '3' of digit_net.py:int8 is quantised and has no backward pass" in err
-    assert "ask for features or predictions" in err
+    assert "layer '3' is quantised and has no backward pass" in err
+    assert "Use features or predictions" in err
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz", "always:.*recorded without gradients")
@@ -189,7 +189,7 @@ def test_int8_copies_are_compared_by_features_with_a_note(int8, run):
     words = ("compare", MODEL, "digit_net.py:int8", "--a-weights", "base.safetensors")
     status, _, err = run(*words, "--data", "digits", "--json", "c.json")
     assert status == 0
-    assert "recorded without gradients, as its layer '3' is quantised" in err
+    assert "recorded without gradients: its layer '3' is quantised" in err
     content = json.loads((int8 / "c.json").read_text())
     assert content["features"] is not None
     assert content["gradients"] is None
@@ -290,7 +290,7 @@ def test_networks_that_end_in_a_functional_sigmoid_cannot_pass_as_logits(weights
 def test_logits_by_a_function_cannot_be_repeated(weights):
     rs.record(trained(), torch.rand(300, 1, 8, 8), logits=lambda z: z, name="base").save("base.rsm")
     both = NetworkArgument("base", "base.rsm"), NetworkArgument("copy", MODEL)
-    with pytest.raises(DataError, match=r"a function that returns the logits, .*give both files"):
+    with pytest.raises(DataError, match=r"a function that returns the logits, .*pass both files"):
         load_or_record(*both, samples(), SCORES)
 
 
@@ -304,15 +304,17 @@ def test_options_that_have_no_effect_are_refused(command, weights, refused, run)
     own = "copy" if command == "check" else "b"
     words = (command, "a.rsm", "a.rsm", *ask)
     for option in (("--data", "digits"), ("--pool", "mean"), ("--features-only",)):
-        assert f"{option[0]} is for models, and both networks are files" in refused(*words, *option)
+        assert f"{option[0]} applies to models only" in refused(*words, *option)
     for option in (f"--{own}-weights", f"--{own}-dtype"):
-        assert f"{option} is for a model, and a.rsm is a file" in refused(*words, option, "x")
-    assert "name them with --data" in refused(command, "a.rsm", "nets.py:small", *ask)
+        assert f"{option} applies to models only, and a.rsm is a recording" in refused(
+            *words, option, "x"
+        )
+    assert "--data is required" in refused(command, "a.rsm", "nets.py:small", *ask)
 
 
 def test_features_only_and_a_threshold_on_gradients_exclude_each_other(weights, refused):
     words = ("check", MODEL, MODEL, "--data", "digits", "--features-only")
-    assert "--features-only leaves out the gradients" in refused(*words, "--min", "product=0.5")
+    assert "--features-only conflicts" in refused(*words, "--min", "product=0.5")
 
 
 MANY_CLASSES = """

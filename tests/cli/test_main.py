@@ -129,7 +129,7 @@ def test_what_nobody_expects_is_a_traceback_a_line_and_status_70():
     assert first == "Traceback (most recent call last):"
     assert error == "ZeroDivisionError: a fault of ours"
     assert last == (
-        "error: a fault of resemblance itself (ZeroDivisionError); please report the above"
+        "error: internal error (ZeroDivisionError); please report it with the traceback above"
     )
 
 

@@ -90,11 +90,11 @@ pick      Index
 
 def test_layers_are_listed_one_a_line_with_what_auto_takes(printed):
     auto = ["stem", "head:in", "head"]
-    said = "4 modules run; auto records 3: stem, head:in, head\n"
+    said = "4 modules run; auto selects 3: stem, head:in, head\n"
     assert printed(80, output.show_layers, LAYERS, auto, 4) == LISTED + said
     many = [f"h.{i}" for i in range(9)]
     out = printed(80, output.show_layers, LAYERS[:2], many, 400)
-    assert out.splitlines()[-1] == "2 of 400 modules that run; auto records 9"
+    assert out.splitlines()[-1] == "2 of 400 modules that run; auto selects 9"
 
 
 LONG = [f"encoder.layers.{i}.attention.output.dense" for i in (7, 8, 23)]
@@ -243,7 +243,7 @@ def test_a_file_for_two_things_is_refused(tmp_path, monkeypatch, second):
     monkeypatch.chdir(tmp_path)
     Path("sub").mkdir()
     Path("link").symlink_to("a")
-    with pytest.raises(DataError, match=f"{second} is to hold two things; name another file"):
+    with pytest.raises(DataError, match=f"{second} is given for two outputs"):
         check_outputs("a", None, Path(second) if second == "a" else second)
 
 
@@ -252,7 +252,7 @@ def test_a_file_that_is_read_is_refused(tmp_path, monkeypatch, read):
     monkeypatch.chdir(tmp_path)
     Path("a.py").write_text("net = None")
     Path("link.py").symlink_to("a.py")
-    with pytest.raises(DataError, match=r"a.py is read here, and would be written over"):
+    with pytest.raises(DataError, match=r"a.py is an input and would be overwritten"):
         check_outputs("a.py", read=[read])
     assert Path("a.py").read_text() == "net = None"
 
@@ -283,7 +283,7 @@ def test_no_command_writes_over_what_it_reads_or_writes(recorded, words):
     before = {file: file.read_bytes() for file in Path().iterdir() if file.is_file()}
     status, out, err = recorded(*words)
     assert (status, out) == (2, "")
-    assert "two things" in err or "read here" in err
+    assert "two outputs" in err or "is an input" in err
     assert {file: file.read_bytes() for file in Path().iterdir() if file.is_file()} == before
 
 

@@ -142,11 +142,11 @@ def test_a_reference_is_a_network_or_a_recording(zoo, run):
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        ((), "expected a ZOO, --models FILE, or both"),
+        ((), "give a ZOO, --models FILE, or both"),
         (("--models", "gone.toml"), "no file at gone.toml"),
-        (("--models", "models.toml", "--trust", "x"), "--trust names addresses of a zoo"),
+        (("--models", "models.toml", "--trust", "x"), "--trust requires a ZOO"),
         (("--models", "models.toml", "--budget", "soon"), "budget must be"),
-        (("--models", "models.toml", "--labels", "gone.txt"), "no labels can be read"),
+        (("--models", "models.toml", "--labels", "gone.txt"), "cannot read labels from gone.txt"),
         (("--models", "models.toml", "--score", "best"), "no score is named 'best'"),
         (("gone", "--models", "models.toml"), "gone"),
     ],

@@ -71,7 +71,7 @@ def test_one_precision_and_some_blocks(files, run):
 def test_recordings_and_wrong_devices_are_refused(files, run, refused):
     run("record", "--model", "digit_net.py:net", "--data", "digits", "-o", "a.rsm")
     assert refused("sensitivity", "a.rsm", "digit_net.py:net", "--data", "digits").startswith(
-        "expected a model, found the file a.rsm; recordings hold no weights"
+        "expected a model, found the file a.rsm. Recordings contain no weights"
     )
     assert "--keep or --target" in refused(
         *MODELS, "int3.safetensors", "--keep", 1, "--target", 0.1

@@ -16,7 +16,7 @@ from resemblance.errors import install_command
 def test_what_is_no_zoo_is_refused(refused, tmp_path):
     assert "no zoo at nowhere" in refused("serve", "nowhere")
     (tmp_path / "file").write_text("")
-    assert "expected a folder" in refused("serve", tmp_path / "file")
+    assert "create one with" in refused("serve", tmp_path / "file")
 
 
 def test_an_address_that_others_can_reach_needs_a_token(refused, tmp_path, monkeypatch):
@@ -51,7 +51,7 @@ def test_it_says_where_it_is_answers_and_stops_when_interrupted(tmp_path):
     try:
         said = process.stdout.readline()
         found = re.fullmatch(
-            r"zoo is at (http://127\.0\.0\.1:\d+/)\?token=(\S{32}) \(Ctrl-C.*\n", said
+            r"Serving zoo at (http://127\.0\.0\.1:\d+/)\?token=(\S{32}) \(press Ctrl-C.*\n", said
         )
         assert found is not None, said
         asked = urllib.request.Request(f"{found[1]}api/zoo")

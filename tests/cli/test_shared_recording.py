@@ -98,8 +98,8 @@ def test_shards_and_merge(run, refused):
 def test_few_samples_are_not_shared_out(refused):
     words = (*WORDS, "--data", "models.py:few", "--shard", "0/2", "-o", "x.rsm")
     assert refused(*words) == (
-        "500 samples are too few to be recorded in shards: up to 1,024 their kernels are kept "
-        "whole, which takes one pass; leave --shard out"
+        "500 samples are too few for --shard: with up to 1,024 samples the full Gram matrix is "
+        "stored, which takes a single recording; omit --shard"
     )
     assert not os.path.exists("x.rsm")
 
@@ -108,7 +108,7 @@ def test_few_samples_are_not_shared_out(refused):
 @pytest.mark.parametrize("text", ["3/3", "1", "a/b", "-1/3", "0/0"])
 def test_what_is_no_shard(refused, text):
     words = (*WORDS, "--data", "models.py:many", f"--shard={text}", "-o", "x.rsm")
-    assert refused(*words) == (f"--shard takes I/N with I from 0 to N - 1, as 0/8; found {text!r}")
+    assert refused(*words) == (f"--shard must be I/N with 0 <= I < N, such as 0/8; found {text!r}")
 
 
 @pytest.mark.usefixtures("models")
@@ -142,7 +142,7 @@ def test_torchrun_s_processes_take_no_shards(refused, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     words = (*WORDS, "--data", "models.py:many", "--shard", "0/2", "-o", "x.rsm")
-    assert "torchrun's processes share all of the data; leave --shard out" in refused(*words)
+    assert "--shard cannot be used under torchrun" in refused(*words)
 
 
 def test_tokens_of_few_sequences_are_shared_out():
@@ -151,7 +151,7 @@ def test_tokens_of_few_sequences_are_shared_out():
     how = {"tokens": 2, "block": 8, "buckets": 16, "shard": (0, 2), "progress": False}
     part = rs.record(little_language.gpt2(), ids, **how)
     commands.refuse_small_shards(part, 64)
-    with pytest.raises(DataError, match="96 samples are too few to be recorded in shards"):
+    with pytest.raises(DataError, match="96 samples are too few for --shard"):
         commands.refuse_small_shards(
             replace(part, settings=replace(part.settings, unit="sample")), 64
         )
@@ -172,4 +172,4 @@ def test_processes_that_do_not_find_each_other(refused, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     words = (*WORDS, "--data", "models.py:many", "-o", "x.rsm")
-    assert "they do not find each other" in refused(*words)
+    assert "could not be initialised" in refused(*words)

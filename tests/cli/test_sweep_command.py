@@ -58,9 +58,9 @@ def test_one_that_fails_does_not_stop_the_others(swept):
     assert done.returncode == 1
     assert " ".join(done.stdout.split()) == (
         "failed: nets-bad--x: ValueError: no luck with this one "
-        f"1 of 2 recordings are in {results}: 1 new, 0 that were there. "
-        "1 failed; why is in NAME.error.txt there. What was in the folder before is as it was; a "
-        "second start does only what is missing."
+        f"1 of 2 recordings are in {results}: 1 new, 0 already there. "
+        "1 failed; see NAME.error.txt in that folder. Existing files were not changed. Run the "
+        "sweep again to retry the missing recordings."
     )
     assert "nets-bad--x: failed: ValueError: no luck with this one (" in done.stderr
     assert "Traceback" not in done.stderr
@@ -159,7 +159,7 @@ def test_without_room_old_files_stay_whole_and_it_says_so(again):
     why = "no space left on device" if without_room is full_disk else "file too large"
     assert f"failed: nets-two--x: cannot write {again}/small/nets-two--x.rsm: {why};" in told
     assert "1 of 2 recordings are in" in told
-    assert "What was in the folder before is as it was" in told
+    assert "Existing files were not changed" in told
     assert (after / "nets-one--x.rsm").read_bytes() == before
     assert not list(after.glob("*two--x.rsm"))
     assert not list(after.glob(".*.part"))
@@ -175,7 +175,7 @@ def test_mistakes_end_in_a_line(folder, refused):
     )
     jobs.write_text("models: nets.py:small\ndata: digits\n")
     assert "--engine must be local or ray" in refused("sweep", "jobs.yaml", "--engine", "dask")
-    assert "Ray gives each task" in refused(
+    assert "Ray assigns devices" in refused(
         "sweep", "jobs.yaml", "--engine", "ray", "--devices", "cpu"
     )
     assert "device must be cpu" in refused("sweep", "jobs.yaml", "--devices", "gpu")

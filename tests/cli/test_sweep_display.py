@@ -29,7 +29,7 @@ def test_a_line_for_each_pair_in_a_pipe(capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "a--x: to be tried again: its worker died (0 of 3 done)",
+        "a--x: will be retried: its worker died (0 of 3 done)",
         "a--x: recorded in 4.0 s (1 of 3 done, about 8.0 s left)",
         "b--x: another sweep is recording it (process 7 on host) (1 of 3 done, about 8.0 s left)",
         "b--x: recorded by another sweep (2 of 3 done, about 4.0 s left)",
@@ -64,10 +64,10 @@ def test_a_table_on_a_terminal():
     text = found.decode()
     for cell in (
         "b--x",
-        "under way",
+        "running",
         "about",
         "cpu, process 7",
-        "2 of 3 done, 1 failed, 1 under way",
+        "2 of 3 done, 1 failed, 1 running",
     ):
         assert cell in text
     assert text.index("b--x") < text.index("c--x") < text.index("a--x")  # what matters most first

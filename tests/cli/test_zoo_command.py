@@ -50,18 +50,18 @@ def test_a_zoo_from_the_first_addition_to_its_export(run, files, place):
         pytest.importorskip("lancedb")
     status, out, _ = run("zoo", "add", place, *files, "--tag", "mine", "--tag", "b")
     assert status == 0
-    assert f"4 entries new in {place}, which has 4." in fits(out)
+    assert f"Added 4 entries to {place}, which now has 4." in fits(out)
     assert "b, mine" in out
     status, out, _ = run("zoo", "add", place, "3.rsm", "far.rsm")
-    assert "1 entry new in" in fits(out)
+    assert "Added 1 entry to" in fits(out)
     status, out, _ = run("zoo", "list", place)
-    assert "5 entries, in 2 groups that cannot be compared." in fits(out)
+    assert "5 entries, in 2 groups recorded on different samples" in fits(out)
     assert "On data of 40, 40 samples (group " in out
     assert "1 of 5 entries." in run("zoo", "list", place, "--name", "f*")[1]
     status, out, _ = run("zoo", "tag", place, "far", "odd", "--remove", "mine")
     assert (status, out.split(": ")[1]) == (0, "odd\n")
     assert run("zoo", "tag", place, "far", "--remove", "odd")[1].endswith(": no tags\n")
-    assert run("zoo", "verify", place)[:2] == (0, "5 of 5 entries are whole.\n")
+    assert run("zoo", "verify", place)[:2] == (0, "5 of 5 entries are intact.\n")
     status, out, _ = run("zoo", "export", place, "out", "far", "net 0")
     assert (status, out) == (0, "out: 2 recordings, and index.json\n")
     assert len(list(Path("out").glob("*.rsm"))) == 2
@@ -135,7 +135,7 @@ def test_addresses_are_shown_whole_and_names_give_way(run, files):
 
 def test_verify_says_what_is_damaged_with_its_exit_status(full):
     status, out, _ = full("zoo", "verify", "zoo")
-    assert (status, out) == (0, "4 of 4 entries are whole.\n")
+    assert (status, out) == (0, "4 of 4 entries are intact.\n")
     paths = sorted(Path("zoo").glob("objects/*/*.rsm"))
     paths[0].write_bytes(b"x" + paths[0].read_bytes()[1:])
     paths[1].unlink()
@@ -145,8 +145,8 @@ def test_verify_says_what_is_damaged_with_its_exit_status(full):
     status, out, _ = full("zoo", "verify", "zoo")
     assert status == 1
     assert [out.count(f"\n{state} ") for state in ("damaged", "missing", "foreign")] == [1, 1, 1]
-    assert "2 of 4 entries are whole." in fits(out)
-    assert "--sweep removes them" in out
+    assert "2 of 4 entries are intact." in fits(out)
+    assert "--sweep removes them" in fits(out)
     assert "add those recordings again, or remove them" in " ".join(out.split())
     status, out, _ = full("zoo", "verify", "zoo", "--sweep", "--json", "-")
     found = json.loads(out)

@@ -174,7 +174,7 @@ def test_thresholds_are_read_from_words_and_files(tmp_path):
         ("min-cosine p10", 0.99),
     ]
     assert [x.allowed for x in found] == [0.9, 0.01, 0.1]
-    assert found[1].subject == "cosine below 0.97"
+    assert found[1].subject == "share of samples with cosine similarity below 0.97"
 
 
 @pytest.mark.parametrize(

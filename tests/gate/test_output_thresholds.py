@@ -155,8 +155,8 @@ def test_a_percentile_is_judged_by_the_share_of_samples_above_it():
         # exact binomial bounds: 0.05 = P(X <= 2) of 1,000 at a rate of 0.629 %
         assert changed != 2 or finding.high == pytest.approx(0.00628, abs=2e-5)
     assert "p99 of these samples is 7.99 nats" in finding.remarks[0]
-    assert "KL above 0.05 nats, 2.5 %" in finding.text("samples")
-    assert "allowed 1 % of samples" in finding.text("samples")
+    assert "share of samples with KL above 0.05 nats is 2.5 %" in finding.text("samples")
+    assert "limit: at most 1 % of samples" in finding.text("samples")
 
 
 def test_tokens_are_capped_before_they_are_averaged_over_a_sequence():

@@ -82,7 +82,7 @@ def test_the_cap_of_kl_from_an_argument_a_file_or_by_default(file):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "no threshold was given, so there is nothing to check; give one or more of"),
+        ({}, "no threshold was given; give one or more of"),
         ({"max_disagreement": 2}, r"must be above 0 and below 1, a share .*0\.02 for 2 %.*found 2"),
         ({"max_disagreement": 0}, "max-disagreement must be above 0"),
         ({"max_disagreement": True}, "found True"),
@@ -98,7 +98,7 @@ def test_the_cap_of_kl_from_an_argument_a_file_or_by_default(file):
         ({"max_kl": ["0.1", "mean=0.2"]}, "max-kl was given twice; give it once"),
         ({"min_kappa": 1}, "min-kappa must be above 0 and below 1; found 1"),
         ({"min_db": float("nan")}, "min-db must be finite; found nan"),
-        ({"min": {"gradients": 1}}, "min gradients must be above 0 and below 1, as .* found 1"),
+        ({"min": {"gradients": 1}}, "min gradients must be above 0 and below 1; found 1"),
         ({"min": {"gradients": "0.8"}}, "min gradients must be .* found '0.8'"),
         (
             {"min": ["gradients"]},
@@ -137,7 +137,7 @@ def test_what_is_refused_of_a_file(file, text, message):
 
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path):
-    with pytest.raises(FormatError, match=r"no file at .*gone.toml; expected one with thresholds"):
+    with pytest.raises(FormatError, match=r"no file at .*gone.toml; expected a TOML file"):
         collect_thresholds(thresholds=tmp_path / "gone.toml")
     with pytest.raises(FormatError, match="cannot be read as TOML"):
         collect_thresholds(thresholds=tmp_path)

@@ -41,16 +41,16 @@ def test_any_failure_fails_and_all_must_pass(findings, status, code):
 def test_the_paragraph():
     found = verdict(PASSED, FAILED, notes=("layers of net were left out",))
     assert found.summary() == (
-        "net-int8 fails as a copy of net, judged on 400 samples by one-sided 95 % bounds. Fails: "
-        "disagreement, 5 %, at least 3.1 %, allowed 2 %. Passes: gradients at the worst layer "
-        "(layer3), 0.912, at least 0.900, asked for 0.8.\n"
+        "net-int8 fails as a copy of net, judged on 400 samples with one-sided 95 % bounds. "
+        "Failed: disagreement is 5 % (at least 3.1 %; limit: at most 2 %). Passed: gradient CKA at "
+        "the worst layer (layer3) is 0.912 (at least 0.900; limit: at least 0.8).\n"
         "Note: layers of net were left out."
     )
     assert repr(found) == f"Verdict(failed: {found.paragraph()})"
     assert verdict(UNDECIDED).paragraph() == (
-        "net-int8 is undecided as a copy of net, judged on 400 samples by one-sided 95 % bounds. "
-        "Undecided: disagreement, 1 %, between 0.4 % and 3 %, allowed 2 %: about 1,200 samples "
-        "would decide."
+        "net-int8 is undecided as a copy of net, judged on 400 samples with one-sided 95 % "
+        "bounds. Undecided: disagreement is 1 % (between 0.4 % and 3 %; limit: at most 2 %): about "
+        "1,200 samples would decide."
     )
 
 
@@ -60,9 +60,12 @@ def test_tokens_and_what_has_no_bounds():
     same = Finding(Threshold("decibels", 20.0), "passed", float("inf"), float("inf"), float("inf"))
     found = Verdict("net", "copy", 320, 40, (nothing, unknown, same))
     assert "judged on 320 tokens of 40 sequences" in found.paragraph()
-    assert "Fails: gradients at the worst layer (a), asked for 0.8: it is constant." in str(found)
-    assert "KL, 0.01 nats, with an error that is not known, allowed 0.1 nats: so few" in str(found)
-    assert "decibels of features at the worst layer, unchanged, asked for 20 dB" in str(found)
+    assert (
+        "Failed: gradient CKA at the worst layer (a) (limit: at least 0.8): it is constant."
+        in str(found)
+    )
+    assert "KL is 0.01 nats (error unknown; limit: at most 0.1 nats): so few" in str(found)
+    assert "SQNR of features at the worst layer is unchanged (limit: at least 20 dB)" in str(found)
     assert [finding.bounds() for finding in found.findings] == ["", "", ""]
     assert found.to_dict()["thresholds"][2]["measured"] is None
 
@@ -105,7 +108,7 @@ def test_names_from_files_are_not_obeyed():
 
 def test_remarks_stand_beside_the_result_whatever_it_is():
     remarked = replace(PASSED, remarks=("KL is capped at 1 nat",))
-    assert remarked.text("samples").endswith("(KL is capped at 1 nat)")
+    assert remarked.text("samples").endswith("; KL is capped at 1 nat)")
     assert remarked.to_dict()["remarks"] == ["KL is capped at 1 nat"]
     verdict = Verdict("base", "copy", 300, None, (remarked,))
     assert "KL is capped at 1 nat" in verdict.to_markdown()
@@ -127,8 +130,8 @@ def test_junit_has_a_case_for_each_threshold():
     assert counts == {"tests": "3", "failures": "1", "errors": "0", "skipped": "1"}
     undecided, failed, passed = suite
     assert undecided.get("name") == "max-disagreement 2 %"
-    assert undecided.find("skipped").get("message").startswith("undecided: disagreement, 1 %")
-    assert "at most 0.600, asked for 0.8" in failed.find("failure").get("message")
+    assert undecided.find("skipped").get("message").startswith("undecided: disagreement is 1 %")
+    assert "at most 0.600; limit: at least 0.8" in failed.find("failure").get("message")
     assert [child.tag for child in passed] == ["system-out"]
 
 
@@ -152,7 +155,7 @@ def test_markdown_of_a_real_verdict():
     assert lines[:6] == [
         "### `pruned` fails as a copy of `base`",
         "",
-        "Judged on 1,197 samples by one-sided 95 % bounds.",
+        "Judged on 1,197 samples with one-sided 95 % bounds.",
         "",
         "| threshold | measured | between | layer | verdict |",
         "|---|---|---|---|---|",

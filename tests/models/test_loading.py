@@ -171,7 +171,7 @@ def test_exported_models_are_no_weights_and_no_data(run, refused, folder, name):
         expected = f"{name} holds a network ({kind}), not weights or data; name it as the model"
         assert said.startswith(expected), (words, said)
     for words in (("check", "a.rsm", name, "--max-kl", 0.5), ("compare", name, "a.rsm")):
-        assert f"{name} is a model, which is recorded on data" in refused(*words)
+        assert f"{name} is a model, so --data is required" in refused(*words)
     assert "has its own weights" in refused(
         "record", "--model", f"onnx:{name}", "--weights", "w.pt", "--data", "digits", "-o", "b.rsm"
     )

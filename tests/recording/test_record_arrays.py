@@ -179,7 +179,7 @@ def test_the_command_says_what_is_wrong_with_a_file_of_arrays(refused, folder):
     assert "expected --model and --data, or --arrays" in refused("record", "-o", "o.rsm")
     for option in (("--model", "nets.py:small"), ("--beta", 0.3), ("--features-only",)):
         said = refused("record", "--arrays", "out.npz", *option, *end)
-        assert said.startswith(f"{option[0]} is for a network that is run")
+        assert said.startswith(f"{option[0]} has no effect with --arrays")
 
 
 def test_outputs_may_be_probabilities_of_labels():

@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 from typer import Argument, Option
@@ -36,60 +36,84 @@ from .options import (
     cli_options_in,
     with_recording_options,
 )
-from .output import STANDARD_OUTPUT, check_outputs
+from .output import STANDARD_OUTPUT, TableColumn, check_outputs
+
+if TYPE_CHECKING:
+    from ..gate.verdict import Verdict
 
 _HELP_STDOUT = "; - for standard output."
 MaxDisagreement = Annotated[
-    Optional[float], Option(help="Largest share of samples predicted to be of another class.")
+    Optional[float],
+    Option(metavar="x", help="Maximum share of samples with a different predicted class."),
 ]
 MaxKL = Annotated[
     Optional[list[str]],
     Option(
         metavar="x or pNN=x",
-        help="Largest mean KL(base‖copy), in nats, or a percentile of it (p99=0.05); repeat.",
+        help="Maximum mean KL(base‖copy) in nats, or of a percentile (p99=0.05); repeatable.",
     ),
 ]
 MinDecibels = Annotated[
-    Optional[float], Option(help="Least decibels of features at the worst layer.")
+    Optional[float],
+    Option(
+        metavar="x",
+        help="Minimum signal-to-noise ratio (SQNR) of features in dB, at the worst layer.",
+    ),
 ]
 MinNeighbours = Annotated[
-    Optional[float], Option(help="Least share of common nearest neighbours, of embeddings.")
+    Optional[float],
+    Option(metavar="x", help="Minimum share of nearest neighbours in common (embeddings)."),
 ]
 MinCosine = Annotated[
     Optional[list[str]],
     Option(
         metavar="pNN=x",
-        help="Least cosine of a sample's embeddings, as a percentile (p01=0.98); repeat.",
+        help="Minimum cosine similarity of a sample's two embeddings, at a percentile (p01=0.98); "
+        "repeatable.",
     ),
 ]
 ThresholdsFile = Annotated[
-    Optional[Path], Option(metavar="FILE.toml", help="More thresholds; options go before them.")
+    Optional[Path],
+    Option(metavar="FILE.toml", help="Read thresholds from a file; options override it."),
 ]
 
 
 @app.command()
 @with_recording_options
 def check(
-    base: Annotated[str, Argument(help=f"What it is a copy of. {FILE_OR_MODEL}")],
-    copy: Annotated[str, Argument(help="The copy: quantised, pruned, tuned, exported. Likewise.")],
+    base: Annotated[str, Argument(metavar="BASE", help=f"The original network. {FILE_OR_MODEL}")],
+    copy: Annotated[
+        str,
+        Argument(
+            metavar="COPY",
+            help="Its quantised, pruned, fine-tuned or exported copy: a recording or a model.",
+        ),
+    ],
     max_disagreement: MaxDisagreement = None,
     max_kl: MaxKL = None,
     max_js: Annotated[
         Optional[list[str]],
-        Option(metavar="x or pNN=x", help="Largest Jensen-Shannon divergence, likewise."),
+        Option(
+            metavar="x or pNN=x",
+            help="Maximum mean Jensen-Shannon divergence in nats, or of a percentile; repeatable.",
+        ),
     ] = None,
     min_kappa: Annotated[
-        Optional[float], Option(help="Least Cohen's kappa of the predictions.")
+        Optional[float], Option(metavar="x", help="Minimum Cohen's kappa of the predictions.")
     ] = None,
     kl_cap: Annotated[
-        Optional[float], Option(help="Largest KL of one sample in the mean, in nats. Default: 1.")
+        Optional[float],
+        Option(
+            metavar="x", help="Cap on the KL of a single sample in the mean, in nats. Default: 1."
+        ),
     ] = None,
     minimum: Annotated[
         Optional[list[str]],
         Option(
             "--min",
             metavar="KERNEL=x",
-            help="Least score at the worst layer, or mean:KERNEL=x on average; repeat for more.",
+            help="Minimum CKA of a kernel at the worst layer, or averaged over layers with "
+            "mean:KERNEL=x; repeatable.",
         ),
     ] = None,
     min_db: MinDecibels = None,
@@ -99,14 +123,22 @@ def check(
         bool,
         Option(
             "--ignore-unmatched",
-            help="Judge scores and dB though layers of the base have no counterpart.",
+            help="Ignore layers of the base that have no counterpart in the copy.",
         ),
     ] = False,
     thresholds: ThresholdsFile = None,
-    base_weights: Annotated[Optional[str], Option(help="Weights for the base, if a model.")] = None,
-    copy_weights: Annotated[Optional[str], Option(help="Weights for the copy, if a model.")] = None,
+    base_weights: Annotated[
+        Optional[str], Option(metavar="FILE", help="Weights for the base, if it is a model.")
+    ] = None,
+    copy_weights: Annotated[
+        Optional[str], Option(metavar="FILE", help="Weights for the copy, if it is a model.")
+    ] = None,
     copy_dtype: Annotated[
-        Optional[str], Option(help="Precision of the copy alone, such as bfloat16, if a model.")
+        Optional[str],
+        Option(
+            metavar="DTYPE",
+            help="Precision to run the copy in, such as bfloat16, if it is a model.",
+        ),
     ] = None,
     models: RecordingOptions = DEFAULT_RECORDING,
     flips: FlipsFile = None,
@@ -114,20 +146,27 @@ def check(
     json_file: Json = None,
     junit: Annotated[
         Optional[str],
-        Option(metavar="FILE", help=f"Write JUnit XML, a test for each threshold{_HELP_STDOUT}"),
+        Option(
+            metavar="FILE",
+            help=f"Write JUnit XML with one test case per threshold{_HELP_STDOUT}",
+        ),
     ] = None,
     markdown: Annotated[
         Optional[str],
-        Option(metavar="FILE", help=f"Write Markdown, for a pull request{_HELP_STDOUT}"),
+        Option(metavar="FILE", help=f"Write Markdown for a pull request{_HELP_STDOUT}"),
     ] = None,
 ) -> None:
-    """Check a copy against thresholds. Exit status: 0 passes, 1 fails, 3 undecided, 2 a mistake."""
+    """Check a copy against thresholds, with an exit status for CI.
+
+    Exit status: 0 if all thresholds pass, 1 if any fails, 3 if none fails and any is undecided
+    (too few samples), 2 on a usage error.
+    """
     files = {"--json": json_file, "--junit": junit, "--markdown": markdown}
     printed = [option for option, file in files.items() if file in STANDARD_OUTPUT]
     if len(printed) > 1:
         raise DataError(
-            f"expected one thing on standard output, found {' and '.join(printed)}; give files to "
-            "the others"
+            f"only one output can go to standard output, found {' and '.join(printed)}; write the "
+            "rest to files"
         )
     check_outputs(
         *files.values(),
@@ -163,17 +202,47 @@ def check(
         if printed:
             typer.echo(texts[printed[0]], nl=False)
         else:
-            output.print_wrapped(*verdict.summary().split("\n"))
+            _show_verdict(verdict)
         sys.stdout.flush()
     except BrokenPipeError:  # the exit status stays the verdict's
         output.discard_stdout()
     raise typer.Exit(verdict.exit_status)
 
 
+_COLOURS = {"failed": "red", "undecided": "yellow", "passed": "green"}
+
+
+def _show_verdict(verdict: Verdict) -> None:
+    """A line for each threshold, the failed ones first, then the verdict in words."""
+    from ..gate.verdict import MARKS  # loads torch, which `--help` does not
+
+    found = sorted(verdict.findings, key=lambda x: list(MARKS).index(x.status))
+    marks = output.marks_or_words(MARKS)
+    columns = [
+        TableColumn("", [marks[x.status] for x in found]),
+        TableColumn("measure", [x.subject() for x in found], gives_way=True),
+        TableColumn("value", [x.value() for x in found]),
+        TableColumn("95 % bound", [x.bound() for x in found]),
+        TableColumn("limit", [x.limit() for x in found]),
+    ]
+    head, rule, *rows = output.table_lines(columns, output.output_width())
+    output.print_line(head, rule)
+    for row, finding in zip(rows, found, strict=True):
+        mark = marks[finding.status]
+        output.print_marked(mark, row.removeprefix(mark), _COLOURS[finding.status])
+    output.print_line("")
+    output.print_wrapped(*verdict.summary().split("\n"))
+
+
 @app.command("copies")
 def compare_copies(
-    base: Annotated[Path, Argument(help="What they are copies of: a file (.rsm).")],
-    files: Annotated[list[Path], Argument(help="The copies, recorded on the same samples.")],
+    base: Annotated[
+        Path, Argument(metavar="BASE", help="Recording of the original network (.rsm).")
+    ],
+    files: Annotated[
+        list[Path],
+        Argument(metavar="COPY...", help="Recordings of its copies, on the same samples (.rsm)."),
+    ],
     max_disagreement: MaxDisagreement = None,
     max_kl: MaxKL = None,
     min_db: MinDecibels = None,
@@ -182,10 +251,16 @@ def compare_copies(
     thresholds: ThresholdsFile = None,
     json_file: Json = None,
     png: Annotated[
-        Optional[Path], Option(help="Draw features, gradients and predictions of each.")
+        Optional[Path],
+        Option(
+            metavar="FILE", help="Save a figure: features, gradients and predictions of each copy."
+        ),
     ] = None,
 ) -> None:
-    """List many copies of one network, those that predict most like it first."""
+    """Rank many copies of one network by their predictions.
+
+    One line per copy, the copy with the fewest changed predictions first.
+    """
     from ..views import plots
 
     if png is not None:

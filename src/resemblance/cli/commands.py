@@ -94,10 +94,11 @@ def parse_shard(text: str) -> tuple[int, int] | Literal["ranks"] | None:
     found = re.fullmatch(r"(\d+)/(\d+)", text)
     i, n = (int(found[1]), int(found[2])) if found else (0, 0)
     if not i < n:
-        raise DataError(f"--shard takes I/N with I from 0 to N - 1, as 0/8; found {text!r}")
+        raise DataError(f"--shard must be I/N with 0 <= I < N, such as 0/8; found {text!r}")
     if launched_by_torchrun():
         raise DataError(
-            "torchrun's processes share all of the data; leave --shard out, or start one process"
+            "--shard cannot be used under torchrun, whose processes already share the data; omit "
+            "--shard, or start a single process"
         )
     return i, n
 
@@ -108,9 +109,8 @@ def refuse_small_shards(rep: Representation, blocks: int) -> None:
     sharded = rep.data.shards[0][1] > 1 and rep.settings.unit == "sample"
     if sharded and total is not None and total <= min(MAX_FULL_GRAM_SAMPLES, kept):
         raise DataError(
-            f"{total:,} samples are too few to be recorded in shards: up to "
-            f"{MAX_FULL_GRAM_SAMPLES:,} their kernels are kept whole, which takes one "
-            "pass; leave --shard out"
+            f"{total:,} samples are too few for --shard: with up to {MAX_FULL_GRAM_SAMPLES:,} "
+            "samples the full Gram matrix is stored, which takes a single recording; omit --shard"
         )
 
 
@@ -131,8 +131,9 @@ def process_group(device: str) -> Iterator[tuple[int, str]]:
         _init_process_group("nccl" if cuda else "gloo")
     except (RuntimeError, ValueError) as error:
         raise DataError(
-            "the variables RANK and WORLD_SIZE say that this is one of several processes, but they "
-            f"do not find each other ({error}); start them with torchrun, or unset the variables"
+            "the environment variables RANK and WORLD_SIZE are set, but torch.distributed could "
+            f"not be initialised ({error}); start the processes with torchrun, or unset both "
+            "variables"
         ) from error
     try:
         yield dist.get_rank(), own or "cpu"
@@ -155,7 +156,7 @@ def _init_process_group(backend: str) -> None:
 
 app = typer.Typer(
     name="resemblance",
-    help="How alike are two neural networks, where do they part, and which one fits my data?",
+    help="How similar are two neural networks, where do they diverge, and which one fits my data?",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -165,8 +166,8 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def _main(
-    version: Annotated[bool, Option("--version", help="Print the version.")] = False,
-    debug: Annotated[bool, Option("--debug", help="Show the traceback of errors.")] = False,
+    version: Annotated[bool, Option("--version", help="Print the version and exit.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
     if version:
         typer.echo(rs.__version__)
@@ -175,12 +176,18 @@ def _main(
 
 @app.command()
 def demo(
-    out: Annotated[Path, Option("--out", "-o", help="Folder to write.")] = Path("resemblance-demo"),
+    out: Annotated[
+        Path, Option("--out", "-o", metavar="FOLDER", help="Folder to write to.")
+    ] = Path("resemblance-demo"),
     zoo: Annotated[
-        bool, Option("--zoo", help="Fill a zoo instead, and ask it which network fits new data.")
+        bool,
+        Option("--zoo", help="Build a zoo instead, and find the network that fits new data."),
     ] = False,
 ) -> None:
-    """Train small networks on handwritten digits, compare them, and write a report."""
+    """Train small networks on digits, compare them, write a report.
+
+    Takes one to two minutes on a CPU, and downloads nothing.
+    """
     if zoo:
         from ..demo.zoo_demo import run
     else:
@@ -199,11 +206,19 @@ def layers(
     tokenizer: Tokenizer = None,
     only: Annotated[
         Optional[list[str]],
-        Option("--filter", help="Only what --layer would take; repeat for more. Default: all."),
+        Option(
+            "--filter",
+            metavar="NAME",
+            help="List only these layers, given as for record --layer; repeatable. Default: all.",
+        ),
     ] = None,
     json_file: Json = None,
 ) -> None:
-    """List what can be recorded: the modules that run, their shapes, and what `auto` picks."""
+    """List the layers of a model that can be recorded.
+
+    Shows every module that runs, the shape of its output, and the layers that are recorded by
+    default (`auto`).
+    """
     from .._data.text import TextOptions
     from .._models.auto_layers import INPUT_SUFFIX, choose_auto_layers
     from .._models.layer_patterns import select_layers
@@ -236,85 +251,99 @@ def layers(
         output.show_layers(rows, chosen, len(calls))
         if choice.left_out:
             output.print_wrapped(
-                f"without an axis of samples, so left out: {', '.join(choice.left_out)}"
+                f"Skipped by auto (no sample dimension): {', '.join(choice.left_out)}."
             )
 
 
 @app.command()
 def record(
-    out: Annotated[Path, Option("--out", "-o", help="File to write (.rsm).")],
+    out: Annotated[Path, Option("--out", "-o", metavar="FILE.rsm", help="File to write.")],
     model: Annotated[Optional[str], MODEL] = None,
     data: Annotated[Optional[str], DATA] = None,
     arrays: Annotated[
         Optional[Path],
         Option(
             metavar="FILE",
-            help="An .npz or .safetensors of outputs that another engine computed, instead of "
-            "--model and --data; needs --data-id or --like.",
+            help="Activations and outputs computed elsewhere (.npz or .safetensors), instead of "
+            "--model and --data; requires --data-id or --like.",
         ),
     ] = None,
     like: Annotated[
         Optional[Path],
         Option(
             metavar="FILE.rsm",
-            help="The recording whose samples --arrays holds, a row for each that `resemblance "
-            "samples` lists.",
+            help="Recording whose samples --arrays contains: one row for each sample that "
+            "`resemblance samples` lists.",
         ),
     ] = None,
     weights: Weights = None,
     pretrained: Pretrained = False,
     layer: Layers = None,
     pool: Pool = None,
-    target: Annotated[str, Option(help=HELP["target"])] = "tempered",
-    beta: Annotated[float, Option(help=HELP["beta"])] = 0.5,
+    target: Annotated[str, Option(metavar="TARGET", help=HELP["target"])] = "tempered",
+    beta: Annotated[float, Option(metavar="BETA", help=HELP["beta"])] = 0.5,
     features_only: FeaturesOnly = False,
-    seed: Annotated[int, Option(help=HELP["seed"])] = 0,
-    buckets: Annotated[int, Option(help=HELP["buckets"])] = 512,
+    elementwise: Annotated[bool, Option("--elementwise", help=HELP["elementwise"])] = False,
+    seed: Annotated[int, Option(metavar="N", help=HELP["seed"])] = 0,
+    buckets: Annotated[int, Option(metavar="N", help=HELP["buckets"])] = 512,
     block: Annotated[
         Optional[int],
-        Option(help=HELP["block"]),
+        Option(metavar="N", help=HELP["block"]),
     ] = None,
-    blocks: Annotated[int, Option(help=HELP["blocks"])] = 64,
+    blocks: Annotated[int, Option(metavar="N", help=HELP["blocks"])] = 64,
     outputs: Annotated[bool, Option("--outputs/--no-outputs", help=HELP["outputs"])] = True,
     outputs_of: Annotated[
         Optional[Path],
-        Option("--outputs-of", help=HELP["outputs_of"]),
+        Option("--outputs-of", metavar="BASE.rsm", help=HELP["outputs_of"]),
     ] = None,
     limit: Limit = 0,
     buffer: Annotated[
-        int, Option(min=1, help="Samples of a stream that wait to be shuffled.")
+        int, Option(min=1, metavar="N", help="Size of the shuffle buffer for streamed data.")
     ] = 10_000,
     batch_size: BatchSize = None,
-    unit: Annotated[str, Option(help=HELP["unit"])] = "auto",
-    tokens: Annotated[int, Option(help=HELP["tokens"])] = 16,
+    unit: Annotated[str, Option(metavar="UNIT", help=HELP["unit"])] = "auto",
+    tokens: Annotated[int, Option(metavar="N", help=HELP["tokens"])] = 16,
     length: Length = None,
     packing: Annotated[
         Optional[str],
-        Option(help="packed or each: texts joined and cut, or one a sequence; default: what fits."),
+        Option(
+            metavar="HOW",
+            help="How texts become sequences: packed (concatenated and cut) or each (one sequence "
+            "per text). Default: chosen from the model and the data.",
+        ),
     ] = None,
     text_field: Annotated[
         Optional[str],
-        Option("--text-field", help="Field of a row that holds its text; default: text."),
+        Option(
+            "--text-field",
+            metavar="NAME",
+            help="Field of each row that contains the text. Default: text.",
+        ),
     ] = None,
     size: Size = 224,
     raw: Raw = False,
-    on_bad: Annotated[str, Option(help=HELP["on_bad"])] = "raise",
+    on_bad: Annotated[str, Option(metavar="HOW", help=HELP["on_bad"])] = "raise",
     device: Device = "",
-    name: Annotated[str, Option(help=HELP["name"])] = "",
-    data_id: Annotated[str, Option(help=HELP["data_id"])] = "",
+    name: Annotated[str, Option(metavar="NAME", help=HELP["name"])] = "",
+    data_id: Annotated[str, Option(metavar="NAME", help=HELP["data_id"])] = "",
     shard: Annotated[str, Option(metavar="I/N", help=HELP["shard"])] = "",
     checkpoint: Annotated[
         Optional[Path],
-        Option(help=HELP["checkpoint"]),
+        Option(metavar="FILE", help=HELP["checkpoint"]),
     ] = None,
-    every: Annotated[float, Option(min=0, help="Seconds between checkpoints.")] = 60.0,
+    every: Annotated[
+        float, Option(min=0, metavar="SECONDS", help="Seconds between checkpoints.")
+    ] = 60.0,
     compiled: Annotated[bool, Option("--compile", help=HELP["compile"])] = False,
     tokenizer: Tokenizer = None,
     logits: Logits = "auto",
     dtype: Dtype = None,
     json_file: Json = None,
 ) -> None:
-    """Record a network on a data set: one pass, no labels, one file."""
+    """Record a network on a data set, into one file.
+
+    Takes one forward and one backward pass over the data. No labels are needed.
+    """
     options = dict(locals())
     given = record_options(options)
     from .._data.text import TextOptions, tokenized_text_of
@@ -328,9 +357,11 @@ def record(
         _report_recording(_recorded_arrays(arrays, like, given, name or out.stem), out, json_file)
         return
     if like is not None:
-        raise DataError("--like says which samples --arrays holds; give both, or leave it out")
+        raise DataError(
+            "--like requires --arrays, whose samples it identifies; give both, or omit it"
+        )
     if model is None or data is None:
-        raise DataError("expected --model and --data, or --arrays")
+        raise DataError("nothing to record: give --model and --data, or --arrays")
     text = TextOptions(length, cast(Any, packing), text_field, tokenizer)
     wanted = NamedRecording(
         model, data, weights, pretrained, size, raw, on_bad == "skip", limit, text, buffer=buffer
@@ -366,8 +397,8 @@ def _refuse_beside_arrays(options: dict[str, Any]) -> None:
     for option, value in options.items():
         if option not in (*_ARRAY_OPTIONS, *_FILE_OPTIONS) and value != defaults[option].default:
             raise DataError(
-                f"--{option.replace('_', '-')} is for a network that is run, and --arrays reads "
-                "what one returned; leave it out"
+                f"--{option.replace('_', '-')} has no effect with --arrays, which reads stored "
+                "outputs and runs no model; omit it"
             )
 
 
@@ -386,8 +417,8 @@ def _recorded_arrays(
     rep = rs.record_arrays(**read, **how, like=like, name=name)
     if like is not None and "labels" not in read:
         output.print_line(
-            f"the rows of {arrays} are taken to be in the order that `resemblance samples` lists "
-            f"of {like}; labels beside them would show it",
+            f"note: the rows of {arrays} are assumed to be in the order of `resemblance samples "
+            f"{like}`; add labels to the arrays to verify this",
             err=True,
         )
     return rep
@@ -395,14 +426,15 @@ def _recorded_arrays(
 
 @app.command()
 def samples(
-    file: Annotated[Path, Argument(help="A file that `resemblance record` wrote.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="A recording (.rsm).")],
     out: Annotated[
-        str, Option("--out", "-o", metavar="FILE.csv", help="File to write; default: - (print).")
+        str, Option("--out", "-o", metavar="FILE.csv", help="File to write; - to print.")
     ] = "-",
 ) -> None:
-    """List the samples, or tokens, that a recording has predictions of, in its order.
+    """List the samples of a recording, in its order.
 
-    Run another engine on these, and read its outputs with `record --arrays FILE --like`.
+    To compare with a different inference engine: run it on these samples (or tokens), in this
+    order, and read its outputs with `record --arrays OUTPUTS --like RECORDING`.
     """
     from ..recording.record_arrays import check_known_samples
 
@@ -433,11 +465,14 @@ def _report_recording(rep: Representation, out: Path, json_file: str | None) -> 
 
 @app.command()
 def merge(
-    files: Annotated[list[Path], Argument(help="Shards, from `resemblance record --shard`.")],
-    out: Annotated[Path, Option("--out", "-o", help="File to write (.rsm).")],
+    files: Annotated[
+        list[Path],
+        Argument(metavar="FILE...", help="Shards written by `resemblance record --shard`."),
+    ],
+    out: Annotated[Path, Option("--out", "-o", metavar="FILE.rsm", help="File to write.")],
     json_file: Json = None,
 ) -> None:
-    """Put shards that were recorded apart together into one file."""
+    """Merge the shards of a recording into one file."""
     check_outputs(out, json_file, read=files)
     rep = rs.merge(rs.load(file) for file in files)
     rep.save(out)
@@ -451,11 +486,11 @@ def read_class_names(classes: Path | None, flips: Path | None) -> list[str] | No
     if classes is None:
         return None
     if flips is None:
-        raise DataError("--classes names the classes in the file of --flips; give both")
+        raise DataError("--classes requires --flips, whose classes it names; give both")
     try:
         return classes.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
-        raise DataError(f"{classes} is not text in UTF-8; write a name a line") from error
+        raise DataError(f"{classes} is not UTF-8 text; expected one class name per line") from error
 
 
 def write_flips(
@@ -472,38 +507,58 @@ def write_flips(
 @app.command()
 @with_recording_options
 def compare(
-    a: Annotated[str, Argument(help=f"Rows. {FILE_OR_MODEL}")],
-    b: Annotated[str, Argument(help="Columns. Likewise.")],
+    a: Annotated[str, Argument(metavar="A", help=f"The first network (rows). {FILE_OR_MODEL}")],
+    b: Annotated[
+        str, Argument(metavar="B", help="The second network (columns): a recording or a model.")
+    ],
     kernel: Annotated[
         Optional[str],
-        Option(help=f"{one_of_help(KERNELS)} Default: features and gradients."),
+        Option(
+            metavar="KERNEL",
+            help=f"Kernel: {one_of_help(KERNELS)} Default: features and gradients.",
+        ),
     ] = None,
-    index: Annotated[str, Option(help=one_of_help(index_names()))] = "cka",
+    index: Annotated[
+        str, Option(metavar="INDEX", help=f"Similarity index: {one_of_help(index_names())}")
+    ] = "cka",
     centre: Annotated[
         Optional[bool],
-        Option("--centre/--no-centre", help="Take the mean off; default: for features."),
+        Option(
+            "--centre/--no-centre",
+            help="Subtract the mean before comparing. Default: for features only.",
+        ),
     ] = None,
-    estimator: Annotated[str, Option(help=one_of_help(("auto", *ESTIMATORS)))] = "auto",
+    estimator: Annotated[
+        str,
+        Option(metavar="ESTIMATOR", help=f"Estimator: {one_of_help(('auto', *ESTIMATORS))}"),
+    ] = "auto",
     unpaired: Annotated[
         bool,
-        Option("--unpaired", help="Allow different samples, paired by position: this says little."),
+        Option(
+            "--unpaired",
+            help="Allow recordings of different samples, paired by position (of little meaning).",
+        ),
     ] = False,
     permutations: Annotated[
         Optional[int],
-        Option(help="Chance levels and p-values from so many random orders of samples."),
+        Option(
+            metavar="N", help="Compute chance levels and p-values from N permutations of samples."
+        ),
     ] = None,
-    pairs: Annotated[bool, Option("--map", help="Show all pairs of layers as well.")] = False,
+    pairs: Annotated[
+        bool, Option("--map", help="Also show the scores of all layer pairs.")
+    ] = False,
     a_weights: Annotated[
         Optional[str],
-        Option(help="Weights for A, if a model."),
+        Option(metavar="FILE", help="Weights for A, if it is a model."),
     ] = None,
     b_weights: Annotated[
         Optional[str],
-        Option(help="Weights for B, if a model."),
+        Option(metavar="FILE", help="Weights for B, if it is a model."),
     ] = None,
     b_dtype: Annotated[
         Optional[str],
-        Option(help="Precision of B alone, such as bfloat16, if a model."),
+        Option(metavar="DTYPE", help="Precision to run B in, such as bfloat16, if it is a model."),
     ] = None,
     models: RecordingOptions = DEFAULT_RECORDING,
     flips: FlipsFile = None,
@@ -511,7 +566,7 @@ def compare(
     json_file: Json = None,
     png: Annotated[
         Optional[Path],
-        Option(help="Draw the map and the curve over layers."),
+        Option(metavar="FILE", help="Save a figure: scores of all layer pairs and by depth."),
     ] = None,
 ) -> None:
     """Compare two networks, layer by layer."""
@@ -548,9 +603,16 @@ def adaptation(
     files: Files,
     kernel: Kernel = "product",
     json_file: Json = None,
-    png: Annotated[Optional[Path], Option(help="Draw the curves over layers.")] = None,
+    png: Annotated[
+        Optional[Path], Option(metavar="FILE", help="Save a figure of both measures by depth.")
+    ] = None,
 ) -> None:
-    """How much must a network change for the data it was recorded on?"""
+    """Measure how much a network has to adapt to its data.
+
+    Record one network on several data sets, and pass the files. The norm ‖μ‖ of the mean
+    embedding is near zero on data the network was trained on, and grows on data that it would
+    have to be fine-tuned for.
+    """
     from ..views import plots
 
     if png is not None:
@@ -568,13 +630,19 @@ def adaptation(
 @app.command()
 def report(
     files: Files,
-    out: Annotated[Path, Option("--out", "-o", help="Page to write.")] = Path("report.html"),
-    title: Annotated[str, Option(help="Of the page.")] = "",
+    out: Annotated[Path, Option("--out", "-o", metavar="FILE.html", help="File to write.")] = Path(
+        "report.html"
+    ),
+    title: Annotated[str, Option(metavar="TEXT", help="Title of the report.")] = "",
     in_order: Annotated[
-        bool, Option("--in-order", help="Files are checkpoints of one run, in order of training.")
+        bool,
+        Option("--in-order", help="The files are checkpoints of one run, in training order."),
     ] = False,
 ) -> None:
-    """Write one self-contained page that compares any number of recorded networks."""
+    """Write an HTML report that compares recorded networks.
+
+    The report is one self-contained file for any number of networks.
+    """
     check_outputs(out, read=files)
     rs.report([rs.load(file) for file in files], out, title=title or None, in_order=in_order)
     many = count_noun(len(files), "network", "networks")
@@ -583,7 +651,7 @@ def report(
 
 @app.command()
 def info(files: Files, json_file: Json = None) -> None:
-    """Say what recorded files hold and where it came from."""
+    """Show what recordings contain and how they were made."""
     check_outputs(json_file, read=files)
     found = [output.file_facts(file) for file in files]
     if not output.write_json(json_file, found):

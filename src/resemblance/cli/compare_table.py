@@ -185,9 +185,9 @@ def _table_legend(of: Comparison, layout: TableLayout) -> Iterator[str]:
         if levels:
             yield f"Chance level (95 %): {', '.join(levels)}."
     if any(_is_at_chance(one).any() for one in of.parts):
-        yield f"{_CHANCE_MARK} no higher than chance (its 95 % level)."
+        yield f"{_CHANCE_MARK} not above the 95 % chance level."
     if of.coordinates and of.coordinates.shared:
-        yield "dB, cosine: drift of features, as signal-to-noise ratio and as cosine."
+        yield "dB, cosine: drift of features, as signal-to-noise ratio and as cosine similarity."
 
 
 def _chance_range(one: KernelComparison) -> str:
@@ -236,7 +236,7 @@ def score_map(found: KernelComparison, room: int) -> Iterator[str]:
             yield f"{pad_cell(name, wide)} {_shaded_row(row, shades)}"
         yield f"columns 1 to {many}, from {shades[0]} (0) to {shades[-1]} (1)"
     else:
-        yield f"The map needs {least} columns of {room}: draw it with --png FILE."
+        yield f"The map needs {least} columns, and {room} are available: use --png FILE instead."
 
 
 def _two_digits(value: float) -> str:

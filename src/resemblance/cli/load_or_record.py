@@ -104,26 +104,26 @@ def _check_arguments(
         for name in ("weights", "dtype"):
             if getattr(network, name) is not None and not network.is_model:
                 raise DataError(
-                    f"--{network.role}-{name} is for a model, and {network.address} is a file; "
-                    "leave it out, or name the model"
+                    f"--{network.role}-{name} applies to models only, and {network.address} is a "
+                    "recording; omit it, or pass the model instead"
                 )
     models = [network for network in (first, second) if network.is_model]
     if models and options.data is None:
         raise DataError(
-            f"{models[0].address} is a model, which is recorded on data; name them with --data, or "
-            "give a file that `resemblance record` wrote"
+            f"{models[0].address} is a model, so --data is required to record it; add --data, or "
+            "pass a recording (.rsm)"
         )
     if not models and options != DEFAULT_RECORDING:
         defaults = vars(DEFAULT_RECORDING)
         given = next(name for name, value in vars(options).items() if value != defaults[name])
         raise DataError(
-            f"--{given.replace('_', '-')} is for models, and both networks are files of "
-            "recordings; leave it out"
+            f"--{given.replace('_', '-')} applies to models only, and both networks are "
+            "recordings; omit it"
         )
     if options.features_only and needs.must_have_gradients:
         raise DataError(
-            "--features-only leaves out the gradients that are asked for; leave it out, or ask for "
-            "features alone"
+            "--features-only conflicts with the gradients requested; omit it, or request features "
+            "only"
         )
 
 
@@ -172,11 +172,11 @@ def _record_like(
     except NoBackwardError as error:
         if needs.must_have_gradients:
             raise DataError(
-                f"gradients are asked for, and layer {error.layer!r} of {network.address} is "
-                "quantised and has no backward pass; ask for features or predictions instead"
+                f"cannot record gradients of {network.address}: layer {error.layer!r} is quantised "
+                "and has no backward pass. Use features or predictions instead"
             ) from error
         warn(
-            f"{network.address} is recorded without gradients, as its layer {error.layer!r} is "
+            f"{network.address} is recorded without gradients: its layer {error.layer!r} is "
             "quantised and has no backward pass"
         )
         config = replace(config, gradients=False)
@@ -193,13 +193,15 @@ def _settings_of(like: Representation, *, gradients: bool) -> dict[str, Any]:
     target = settings.target.removesuffix(SIGMOID_SUFFIX)
     if gradients and target not in ("tempered", "labels"):
         raise DataError(
-            f"{like.name!r} was recorded with a loss function of its own, {settings.target!r}, "
-            "which a command cannot repeat; record the other network as well, and give both files"
+            f"{like.name!r} was recorded with a custom loss function, {settings.target!r}, which "
+            "the command line cannot reproduce; record the second network from Python too, and "
+            "pass both files"
         )
     if read is not None and read.startswith("function"):
         raise DataError(
-            f"{like.name!r} was recorded with a function that returns the logits, which a command "
-            "cannot repeat; record the other network as well, and give both files"
+            f"{like.name!r} was recorded with a function that returns the logits, which the "
+            "command line cannot reproduce; record the second network from Python too, and pass "
+            "both files"
         )
     names = ("seed", "buckets", "per_sample", "block", "blocks", "pool", "unit", "tokens")
     options = {name: getattr(settings, name) for name in names}
@@ -218,7 +220,7 @@ def _check_same_samples(
     held = known.data.content, new.data.content
     if known.data.id is not None and None not in held and held[0] != held[1]:
         raise DataError(
-            f"expected --data to hold the samples that {known.name!r} was recorded on, which it "
-            f"calls {known.data.id!r}; {options.data} holds others. Give those, with the same "
-            "--limit, --size and --length, or record the copy with --data-id and give both files"
+            f"the samples of --data {options.data} differ from those that {known.name!r} was "
+            f"recorded on ({known.data.id!r}). Use the same data, --limit, --size and --length, or "
+            "record the copy with --data-id and pass both files"
         )

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its status, which is 0 but for `check`, `sweep` and
     `zoo verify`.
 
-    2 for a mistake, 70 for a fault of the program, 130 when interrupted, 143 when terminated.
+    2 for a user error, 70 for an internal error, 130 when interrupted, 143 when terminated.
     """
     _replace_closed_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -71,7 +71,7 @@ def _report_error(error: Exception, *, debug: bool) -> int:
     if not mistake:
         kind = type(error).__name__
         print_line(
-            f"error: a fault of resemblance itself ({kind}); please report the above", err=True
+            f"error: internal error ({kind}); please report it with the traceback above", err=True
         )
         return 70
     text = " ".join(usage().split()) if usage else str(error)

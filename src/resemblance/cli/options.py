@@ -26,76 +26,113 @@ def one_of_help(names: Sequence[str]) -> str:
 
 
 HELP = {name: option.metadata["help"] for name, option in OPTIONS.items()}
-FILE_OR_MODEL = "A file (.rsm), or a model as --model of record takes it, with --data."
+FILE_OR_MODEL = "A recording (.rsm), or a model to record (see record --model) on --data."
 Json = Annotated[
     Optional[str],
-    Option("--json", metavar="FILE", help="Write the numbers as JSON; - for standard output."),
+    Option("--json", metavar="FILE", help="Write the results as JSON; - for standard output."),
 ]
 FlipsFile = Annotated[
     Optional[Path],
-    Option("--flips", metavar="FILE.csv", help="Write the samples whose class differs."),
+    Option("--flips", metavar="FILE.csv", help="List the samples whose predicted class differs."),
 ]
 ClassNames = Annotated[
     Optional[Path],
-    Option("--classes", metavar="FILE", help="Names of the classes for --flips, one a line."),
+    Option("--classes", metavar="FILE", help="Class names for --flips, one per line."),
 ]
 MODEL = Option(
     "--model",
-    help="torchvision:NAME, timm:NAME, hf:NAME-OR-FOLDER, onnx:FILE, torchscript:FILE, "
-    "gguf:FILE or FILE.py:FUNCTION.",
+    metavar="MODEL",
+    help="The model: torchvision:NAME, timm:NAME, hf:NAME-OR-FOLDER, onnx:FILE, "
+    "torchscript:FILE, gguf:FILE, or FILE.py:FUNCTION (a function that returns it).",
 )
 ModelName = Annotated[str, MODEL]
 DATA = Option(
     "--data",
-    help="digits, a folder of images, an .npz or .npy, a .txt, .jsonl or .parquet of text, tar "
-    "shards, a folder of .parquet, hf:NAME-OR-FOLDER, hf-stream:NAME, probe:images, probe:noise, "
-    "probe:text or FILE.py:FUNCTION.",
+    metavar="DATA",
+    help="The data set: digits, a folder of images, arrays (.npz, .npy), text (.txt, .jsonl, "
+    ".parquet), tar shards, a folder of .parquet, hf:NAME-OR-FOLDER, hf-stream:NAME, "
+    "probe:images, probe:noise, probe:text, or FILE.py:FUNCTION (a function that returns it).",
 )
 DataName = Annotated[str, DATA]
 Weights = Annotated[
     Optional[str],
-    Option("--weights", help="A .safetensors file or a state dict for the model."),
+    Option(
+        "--weights",
+        metavar="FILE",
+        help="Weights to load into the model: .safetensors, or a state dict saved by torch.save.",
+    ),
 ]
-Size = Annotated[int, Option("--size", min=1, help="Side of the square that images are cut to.")]
-Raw = Annotated[bool, Option("--raw", help="Pixels in [0, 1], not normalised as ImageNet's.")]
-Files = Annotated[list[Path], Argument(help="Files written by `resemblance record`.")]
-Kernel = Annotated[str, Option(help=one_of_help(KERNELS))]
+Size = Annotated[
+    int,
+    Option("--size", min=1, metavar="N", help="Resize and crop images to N × N pixels."),
+]
+Raw = Annotated[
+    bool,
+    Option("--raw", help="Keep pixels in [0, 1] instead of normalising them as for ImageNet."),
+]
+Files = Annotated[
+    list[Path], Argument(metavar="FILE...", help="Files written by `resemblance record`.")
+]
+Kernel = Annotated[str, Option(metavar="KERNEL", help=f"Kernel: {one_of_help(KERNELS)}")]
 Pretrained = Annotated[
     bool,
-    Option("--pretrained", help="The library's own weights (downloads them), where no file is."),
+    Option("--pretrained", help="Load the library's pretrained weights (downloads them)."),
 ]
 Layers = Annotated[
     Optional[list[str]],
-    Option("--layer", help=HELP["layers"]),
+    Option("--layer", metavar="NAME", help=HELP["layers"]),
 ]
 Pool = Annotated[
     Optional[str],
-    Option("--pool", help=HELP["pool"]),
+    Option("--pool", metavar="HOW", help=HELP["pool"]),
 ]
-FeaturesOnly = Annotated[bool, Option("--features-only", help="No gradients.")]
-Limit = Annotated[int, Option("--limit", min=0, help="Use only the first so many samples.")]
+FeaturesOnly = Annotated[
+    bool, Option("--features-only", help="Record features without gradients (no backward pass).")
+]
+Limit = Annotated[
+    int,
+    Option(
+        "--limit",
+        min=0,
+        metavar="N",
+        help="Use only the first N samples.",
+        show_default="all",
+    ),
+]
 BatchSize = Annotated[
     Optional[int],
-    Option("--batch-size", help=HELP["batch_size"]),
+    Option("--batch-size", metavar="N", help=HELP["batch_size"]),
 ]
-Logits = Annotated[str, Option("--logits", help=HELP["logits"])]
+Logits = Annotated[str, Option("--logits", metavar="HOW", help=HELP["logits"])]
 Dtype = Annotated[
     Optional[str],
-    Option("--dtype", help=HELP["dtype"]),
+    Option("--dtype", metavar="DTYPE", help=HELP["dtype"]),
 ]
 Length = Annotated[
     Optional[int],
     Option(
         "--length",
         min=1,
-        help="Tokens in a sequence of text; default: 512, or what the model takes.",
+        metavar="N",
+        help="Tokens per sequence of text. Default: 512, or the model's context if shorter.",
     ),
 ]
 Tokenizer = Annotated[
     Optional[str],
-    Option("--tokenizer", help="A folder or Hugging Face name; default: the model's own."),
+    Option(
+        "--tokenizer",
+        metavar="NAME",
+        help="Tokenizer: a folder or a Hugging Face name. Default: the model's own.",
+    ),
 ]
-Device = Annotated[str, Option("--device", help="cpu, cuda, ...; default: cuda if there.")]
+Device = Annotated[
+    str,
+    Option(
+        "--device",
+        metavar="DEVICE",
+        help="Device, such as cpu or cuda:1. Default: cuda if available, else cpu.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -104,7 +141,7 @@ class RecordingOptions:
 
     data: Annotated[
         Optional[str],
-        Option("--data", help="To record models on, as for `record`."),
+        Option("--data", metavar="DATA", help="Data set to record models on (see record --data)."),
     ] = None
     pretrained: Pretrained = False
     layer: Layers = None
@@ -174,15 +211,14 @@ _CLI_SPELLINGS = {
 _FUNCTION_OPTIONS = {  # what these options are where their value is a function
     "call": "a function that runs the model (Python only)",
     "logits": "a function that returns the logits (Python only)",
-    "pool": "a function that pools (Python only)",
-    "sample": "resemblance.stream in a FILE.py:FUNCTION, which takes a function of a row",
-    "target": "a loss function of your own (Python only)",
+    "pool": "a pooling function (Python only)",
+    "sample": "resemblance.stream in a FILE.py:FUNCTION, with a function that reads a row",
+    "target": "your own loss function (Python only)",
 }
 _PYTHON_ONLY = {  # options of no command
     "deterministic": "deterministic recording",
-    "elementwise": "elementwise kernels",
-    "keep_sums": "kept accumulators",
-    "max_dim": "another width of the fold",
+    "keep_sums": "stored accumulators",
+    "max_dim": "a different width of the fold",
     "per_sample": "buckets per sample",
 }
 

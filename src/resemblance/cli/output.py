@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from rich.cells import cell_len, set_cell_size
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ..gate.copies import Copies
 
 
+_Name = TypeVar("_Name", bound=str)
 STANDARD_OUTPUT = ("-", "/dev/stdout")
 
 
@@ -54,9 +55,9 @@ def check_outputs(
         check_writable(file)
         place = _real_path(file)
         if place in named:
-            raise DataError(f"{file} is to hold two things; name another file for one of them")
+            raise DataError(f"{file} is given for two outputs; choose a different file for one")
         if place in there:
-            raise DataError(f"{file} is read here, and would be written over; name another file")
+            raise DataError(f"{file} is an input and would be overwritten; choose a different file")
         named.add(place)
 
 
@@ -115,6 +116,7 @@ _MIN_WIDTH = 40
 _COLUMN_GAP = "  "
 _RIGHT_ALIGNED = ("n_eff", "width", "differ", "dB")  # columns of numbers
 _MAX_NAMED = 8  # layers that a line names
+_FACT_LABELS = {"kernels kept whole": "full Gram matrices"}  # keys of JSON, and as they are shown
 _WRAPPED_FACTS = ("shards", "lacks")  # facts that may take several lines
 # where the output's encoding has no such characters
 _BAR_BLOCKS = "▏▎▍▌▋▊▉█"  # an eighth of a cell to all of it
@@ -147,6 +149,20 @@ def print_line(*lines: str, err: bool = False) -> None:
     """Print lines, with control characters escaped and options as they are typed."""
     for line in lines:
         typer.echo(to_encodable(printable(cli_options_in(line)), err=err), err=err)
+
+
+def marks_or_words(marks: Mapping[_Name, str]) -> dict[_Name, str]:
+    """Marks such as ✓ by the word they stand for; the words where they cannot be encoded."""
+    whole = "".join(marks.values())
+    return dict(marks) if to_encodable(whole) == whole else {word: word for word in marks}
+
+
+def print_marked(mark: str, rest: str, colour: str) -> None:
+    """Print a line whose mark is coloured on a terminal (not with NO_COLOR, nor when piped)."""
+    dull = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    if sys.stdout.isatty() and not dull:
+        mark = typer.style(mark, fg=colour, bold=True)
+    typer.echo(mark + to_encodable(printable(rest)))
 
 
 @contextlib.contextmanager
@@ -254,7 +270,7 @@ def show_layers(layers: Sequence[Mapping[str, Any]], auto: Sequence[str], run: i
     print_table(("layer", "kind", "shape", "auto"), rows)
     some = f"{len(rows)} of {run:,} modules that run" if len(rows) < run else f"{run:,} modules run"
     named = f": {', '.join(auto)}" if len(auto) <= _MAX_NAMED else ""
-    print_wrapped(f"{some}; auto records {len(auto)}{named}")
+    print_wrapped(f"{some}; auto selects {len(auto)}{named}")
 
 
 def show_copies(of: Copies) -> None:
@@ -281,13 +297,16 @@ def show_copies(of: Copies) -> None:
     meaning = (
         ""
         if "neighbours" in columns and "differ" not in columns
-        else ("differ: share predicted differently; KL in nats; ")
+        else ("differ: share of samples with a different predicted class; KL in nats; ")
     )
     if "neighbours" in columns:
-        meaning += "neighbours: share of nearest neighbours in common; cosine p01: 1st percentile; "
+        meaning += (
+            "neighbours: share of nearest neighbours in common; cosine p01: 1st percentile of the "
+            "cosine similarity; "
+        )
     print_wrapped(
-        f"Copies of {of.base}, on {count_samples(of.samples, of.sequences)}. {meaning}dB: of "
-        "features, at the layer where it is lowest; features, gradients: CKA, mean over layers."
+        f"Copies of {of.base}, on {count_samples(of.samples, of.sequences)}. {meaning}dB: SQNR of "
+        "features at the worst layer; features, gradients: CKA, mean over layers."
     )
 
 
@@ -321,7 +340,7 @@ def show_file(about: Mapping[str, Any], *, after: bool = False) -> None:
         room = output_width() - longest - len(_COLUMN_GAP)
         parts = textwrap.wrap(text, room) if key in _WRAPPED_FACTS else [text]
         for name, part in zip([key, *[""] * len(parts)], parts, strict=False):
-            print_line(f"{name:{longest}}{_COLUMN_GAP}{part}")
+            print_line(f"{_FACT_LABELS.get(name, name):{longest}}{_COLUMN_GAP}{part}")
     layers = []
     for layer in about["layers"]:
         folded = f"{layer['dim']:,}{' (folded)' if layer['folded'] else ''}"

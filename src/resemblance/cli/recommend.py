@@ -23,47 +23,74 @@ if TYPE_CHECKING:
 def recommend(
     data: DataName,
     zoo: Annotated[
-        Optional[str], Argument(help="Folder of a zoo, or lance: and one; none for --models alone.")
+        Optional[str],
+        Argument(
+            metavar="[ZOO]",
+            help="The zoo: a folder, or lance:FOLDER. Omit it to rank --models alone.",
+        ),
     ] = None,
     models: Annotated[
         Optional[str],
         Option(
             metavar="FILE",
-            help="Networks by name: FILE.toml with a table [models], or FILE.py:FUNCTION that "
-            "gives a dict.",
+            help="Candidate networks: FILE.toml with a table [models], or FILE.py:FUNCTION that "
+            "returns a dict of models by name.",
         ),
     ] = None,
     trust: Annotated[
         Optional[list[str]],
         Option(
             metavar="ADDRESS",
-            help="An address in the zoo that may be loaded, as this command shows it; repeat for "
-            "more.",
+            help="Allow loading the model at this address of the zoo (the command lists the "
+            "addresses); repeatable.",
         ),
     ] = None,
     labels: Annotated[
         Optional[Path],
-        Option(metavar="FILE", help="A label a line, or .npy, where the data have none."),
+        Option(
+            metavar="FILE",
+            help="Labels of the data, if it has none: one per line, or an .npy file.",
+        ),
     ] = None,
+<<<<<<< HEAD
+=======
+    no_labels: Annotated[
+        bool, Option("--no-labels", help="Ignore the labels of the data.")
+    ] = False,
+>>>>>>> b5e0bc6 (Help texts say what an option does in the field's words; check prints a line for each threshold, with colour on a terminal; record has --elementwise)
     reference: Annotated[
         Optional[str],
-        Option(metavar="MODEL", help="For a first look: as --model of record, or an .rsm."),
+        Option(
+            metavar="MODEL",
+            help="Reference model (see record --model) or recording (.rsm), to rank candidates by "
+            "their training data before any is run.",
+        ),
     ] = None,
     budget: Annotated[
         Optional[str],
-        Option(help="Candidates to run at most, such as 8; or a time, such as 90s or 10m."),
+        Option(
+            metavar="N or TIME", help="Run at most N candidates, or stop after a time (90s, 10m)."
+        ),
     ] = None,
     score: Annotated[
         str,
         Option(
+<<<<<<< HEAD
             help="auto (which is ridge+log_me), ridge, log_me, h_score, shrunk_h_score, "
             "trans_rate, leep or nce."
+=======
+            metavar="SCORE",
+            help="Transferability score: auto, ridge, log_me, h_score, shrunk_h_score, trans_rate, "
+            "leep, nce, ...",
+>>>>>>> b5e0bc6 (Help texts say what an option does in the field's words; check prints a line for each threshold, with colour on a terminal; record has --elementwise)
         ),
     ] = "auto",
     layer: Layers = None,
     pool: Pool = None,
-    samples: Annotated[int, Option(min=2, help="Draw at most so many, by class.")] = 5000,
-    seed: Annotated[int, Option(help="Of the draw.")] = 0,
+    samples: Annotated[
+        int, Option(min=2, metavar="N", help="Use at most N samples, stratified by class.")
+    ] = 5000,
+    seed: Annotated[int, Option(metavar="N", help="Seed of the draw.")] = 0,
     size: Size = 224,
     raw: Raw = False,
     tokenizer: Tokenizer = None,
@@ -72,13 +99,19 @@ def recommend(
     device: Device = "",
     out: Annotated[
         Optional[Path],
-        Option("--out", "-o", help="Keep the result here, as JSON."),
+        Option("--out", "-o", metavar="FILE", help="Save the result as JSON."),
     ] = None,
     json_file: Json = None,
 ) -> None:
-    """Rank networks for a data set: one pass of each, the layer to start from, what to expect.
+    """Rank pretrained networks for a data set.
 
+<<<<<<< HEAD
     Data need labels; a few hundred are enough.
+=======
+    Runs each candidate once over the data, and reports the layer to start from and the accuracy
+    to expect of a linear probe. The data need labels: without them the ranking is little better
+    than chance.
+>>>>>>> b5e0bc6 (Help texts say what an option does in the field's words; check prints a line for each threshold, with colour on a terminal; record has --elementwise)
     """
     from .._data.text import TextOptions
     from ..recording.record import NamedRecording, load_recording_data
@@ -86,13 +119,13 @@ def recommend(
 
     check_outputs(out, json_file, read=[data, models, labels, reference])
     if zoo is None and models is None:
-        raise DataError("expected a ZOO, --models FILE, or both; found neither")
+        raise DataError("no candidates to rank: give a ZOO, --models FILE, or both")
     networks = None if models is None else networks_from_file(models, device=device)
     given = load_recording_data(
         NamedRecording("", data, size=size, raw=raw, text=TextOptions(tokenizer=tokenizer))
     )
     if trust and zoo is None:
-        raise DataError("--trust names addresses of a zoo, and there is none; give the ZOO")
+        raise DataError("--trust requires a ZOO, whose addresses it allows; give both")
 
     def loader(address: str) -> Any:
         return on_device(loader_for_address(address), device)
@@ -149,6 +182,21 @@ def _read_labels(path: Path) -> Any:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise FormatError(
-            f"no labels can be read from {path} ({error}); expected one a line"
+            f"cannot read labels from {path} ({error}); expected one label per line"
         ) from error
     return [line.strip() for line in lines if line.strip()]
+<<<<<<< HEAD
+=======
+
+
+def _without_labels(data: Any) -> Any:
+    """The data without their labels."""
+    from .._data.batches import batch_inputs
+    from .._data.load_data import MappedDataset
+
+    if isinstance(data, tuple | dict):
+        return batch_inputs(data)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return MappedDataset(data, batch_inputs)
+    raise DataError("--no-labels needs data with a length; remove the labels from the data instead")
+>>>>>>> b5e0bc6 (Help texts say what an option does in the field's words; check prints a line for each threshold, with colour on a terminal; record has --elementwise)

@@ -15,7 +15,6 @@ from ..errors import DataError
 from . import output
 from .commands import app
 from .options import (
-    HELP,
     DataName,
     Device,
     Json,
@@ -33,47 +32,78 @@ if TYPE_CHECKING:
 
     from ..analysis.sensitivity import Sensitivity
 
-_HELP_MODEL = "A model as --model of record takes it."
+_HELP_MODEL = "A model (see record --model)."
 
 
 @app.command()
 def sensitivity(
-    base: Annotated[str, Argument(help=f"What it is a copy of. {_HELP_MODEL}")],
-    copy: Annotated[str, Argument(help="The copy: quantised, pruned, tuned. Likewise.")],
+    base: Annotated[str, Argument(metavar="BASE", help=f"The original network. {_HELP_MODEL}")],
+    copy: Annotated[
+        str, Argument(metavar="COPY", help="Its quantised, pruned or fine-tuned copy. A model.")
+    ],
     data: DataName,
-    base_weights: Annotated[Optional[str], Option(help="Weights for the base.")] = None,
-    copy_weights: Annotated[Optional[str], Option(help="Weights for the copy.")] = None,
+    base_weights: Annotated[
+        Optional[str], Option(metavar="FILE", help="Weights for the base.")
+    ] = None,
+    copy_weights: Annotated[
+        Optional[str], Option(metavar="FILE", help="Weights for the copy.")
+    ] = None,
     pretrained: Pretrained = False,
     copy_dtype: Annotated[
-        Optional[str], Option(help="Precision of the copy alone, such as bfloat16.")
+        Optional[str],
+        Option(metavar="DTYPE", help="Precision to run the copy in, such as bfloat16."),
     ] = None,
     group: Annotated[
         Optional[list[str]],
-        Option("--group", help="Blocks: auto, or names or patterns as --layer takes; repeat."),
+        Option(
+            "--group",
+            metavar="NAME",
+            help="Blocks to examine: auto, or names or patterns as for record --layer; repeatable.",
+        ),
     ] = None,
     measure: Annotated[
-        str, Option(help="auto (kl of logits, else distance), kl, js, disagreement or distance.")
+        str,
+        Option(
+            metavar="MEASURE",
+            help="Effect on the outputs: kl, js, disagreement, distance, or auto (kl for logits, "
+            "else distance).",
+        ),
     ] = "auto",
-    samples: Annotated[int, Option(min=1, help="Samples to run, drawn from the data.")] = 256,
+    samples: Annotated[
+        int, Option(min=1, metavar="N", help="Number of samples to run, drawn from the data.")
+    ] = 256,
     keep: Annotated[
-        Optional[int], Option(help="Blocks to keep in full precision. Default: 3.")
+        Optional[int],
+        Option(metavar="N", help="Number of blocks to keep in full precision. Default: 3."),
     ] = None,
     target: Annotated[
-        Optional[float], Option(help="Keep as few as leave this effect at most, instead.")
+        Optional[float],
+        Option(
+            metavar="x",
+            help="Instead of --keep: keep as few blocks as bring the effect down to x.",
+        ),
     ] = None,
     logits: Logits = "auto",
     size: Size = 224,
     raw: Raw = False,
     length: Length = None,
     tokenizer: Tokenizer = None,
-    batch_size: Annotated[int, Option(min=1, help="Samples per forward pass.")] = 32,
-    seed: Annotated[int, Option(help=HELP["seed"])] = 0,
+    batch_size: Annotated[int, Option(min=1, metavar="N", help="Samples per forward pass.")] = 32,
+    seed: Annotated[int, Option(metavar="N", help="Seed of the draw of samples.")] = 0,
     device: Device = "",
-    copy_device: Annotated[str, Option(help="Device of the copy, if not that of --device.")] = "",
+    copy_device: Annotated[
+        str, Option(metavar="DEVICE", help="Device of the copy, if it differs from --device.")
+    ] = "",
     json_file: Json = None,
-    png: Annotated[Optional[Path], Option(help="Draw the effect of each block.")] = None,
+    png: Annotated[
+        Optional[Path], Option(metavar="FILE", help="Save a figure of the effect of each block.")
+    ] = None,
 ) -> None:
-    """Find the blocks of a copy that change its outputs most, and which to keep as they were."""
+    """Find the blocks of a copy that change its outputs most.
+
+    Exchanges one block at a time between the original and the copy, and lists the blocks to keep
+    in full precision.
+    """
     from .._data.text import TextOptions
     from ..recording.record import NamedRecording, load_recording_data
     from ..views import plots
@@ -117,8 +147,8 @@ def _loaded(
 
     if Path(model).is_file() and not exported_format(model) and ".py:" not in model:
         raise DataError(
-            f"expected a model, found the file {model}; recordings hold no weights, so name the "
-            f"model that it was made of: {', '.join(MODEL_PREFIXES)} or FILE.py:FUNCTION"
+            f"expected a model, found the file {model}. Recordings contain no weights: pass the "
+            f"model that was recorded, as {', '.join(MODEL_PREFIXES)} or FILE.py:FUNCTION"
         )
     net = load_model(model, weights=weights, pretrained=pretrained and weights is None)
     where = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -65,7 +65,7 @@ def progress_line(course: SweepProgress, now: float) -> str:
     left = course.left(now)
     parts = [f"{len(course.ended)} of {len(course.data)} done"]
     parts += [f"{failed} failed"] if failed else []
-    parts += [f"{len(course.running)} under way"] if course.running else []
+    parts += [f"{len(course.running)} running"] if course.running else []
     parts += [f"about {format_duration(left)} left"] if left else []
     return ", ".join(parts)
 
@@ -81,7 +81,7 @@ def _print_event(course: SweepProgress, event: Event) -> None:
         "there": "recorded by another sweep",
         "busy": "another sweep is recording it" + (f" ({event.error})" if event.error else ""),
         "failed": f"failed: {event.error}",
-        "again": f"to be tried again: {event.error}",
+        "again": f"will be retried: {event.error}",
     }[event.state]
     output.print_line(f"{event.name}: {what} ({progress_line(course, now)})", err=True)
 
@@ -96,7 +96,7 @@ def _progress_table(course: SweepProgress, now: float, room: int) -> Group:
     for name, (since, where) in course.running.items():
         left = course.left_of(name, now)
         rest = "" if left is None else f"about {format_duration(left)}"
-        rows.append((name, "under way", format_duration(now - since), rest, where))
+        rows.append((name, "running", format_duration(now - since), rest, where))
     latest = list(reversed(course.ended.values()))
     for x in sorted(latest, key=lambda x: x.state != "failed"):
         rows.append((x.name, x.state, format_duration(x.seconds), "", x.error))
@@ -113,29 +113,53 @@ _MAX_SHOWN = 5  # pairs with one and the same warning
 
 @app.command()
 def sweep(
-    jobs: Annotated[Path, Argument(help="What to record, in YAML: models, data, options, out.")],
+    jobs: Annotated[
+        Path,
+        Argument(
+            metavar="JOBS.yaml",
+            help="YAML file with the models, data sets, options and output folder.",
+        ),
+    ],
     engine: Annotated[
-        str, Option(help="local: a process for each device. ray: tasks on a Ray cluster.")
+        str,
+        Option(
+            metavar="ENGINE",
+            help="Where to run: local (one process per device) or ray (tasks on a Ray cluster).",
+        ),
     ] = "local",
     workers: Annotated[
         Optional[int],
-        Option(min=1, help="Processes; default: one for each device."),
+        Option(min=1, metavar="N", help="Number of processes. Default: one per device."),
     ] = None,
     devices: Annotated[
-        str, Option(help="Such as cuda:0,cuda:1; default: all GPUs, or else the CPU.")
+        str,
+        Option(
+            metavar="DEVICES",
+            help="Devices, such as cuda:0,cuda:1. Default: all GPUs, or the CPU.",
+        ),
     ] = "",
     retries: Annotated[
         int,
-        Option(min=0, help="More attempts at a pair whose worker died or whose error may pass."),
+        Option(
+            min=0,
+            metavar="N",
+            help="Retries of a pair whose worker died or that failed with a transient error.",
+        ),
     ] = 1,
     time_limit: Annotated[
         Optional[float],
-        Option(min=0.001, metavar="SECONDS", help="Give up a pair that takes longer."),
+        Option(min=0.001, metavar="SECONDS", help="Abort a pair that takes longer."),
     ] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Say what is missing, and stop.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="List the missing recordings without making them.")
+    ] = False,
     json_file: Json = None,
 ) -> None:
-    """Record many networks on many data sets; a second start does only what is missing."""
+    """Record many networks on many data sets.
+
+    Writes one recording per pair of a model and a data set. An interrupted sweep resumes: existing
+    recordings are skipped.
+    """
     from ..sweep import job_file, run_sweep
 
     check_outputs(json_file, read=[jobs])
@@ -161,9 +185,11 @@ def _make_engine(
         raise DataError(f"--engine must be {' or '.join(_ENGINES)}; found {name!r}")
     if name == "ray":
         if devices:
-            raise DataError("--devices is for --engine local; Ray gives each task a device itself")
+            raise DataError(
+                "--devices requires --engine local: Ray assigns devices itself; omit it"
+            )
         if seconds is not None:
-            raise DataError("--time-limit is for --engine local; leave it out with --engine ray")
+            raise DataError("--time-limit requires --engine local; omit it with --engine ray")
         return partial(ray_engine.run_ray, workers=workers, retries=retries)
     chosen = local_engine.devices_for(devices.split(",") if devices else [], workers)
     return partial(local_engine.run_local, devices=chosen, retries=retries, seconds=seconds)
@@ -208,16 +234,16 @@ def _show_sweep(jobs: Jobs, found: Sequence[PairStatus]) -> None:
     there = counts["recorded"] + counts["there"]
     output.print_wrapped(
         f"{there} of {len(found)} recordings are in {jobs.out}: {counts['recorded']} new, "
-        f"{counts['there']} that were there."
+        f"{counts['there']} already there."
     )
     if failed:
         unkept = sum(status.error_file is None for status in failed)
-        why = "why is in NAME.error.txt there"
+        why = "see NAME.error.txt in that folder"
         if unkept:
-            why += f", but for {unkept} that there was no room to write"
+            why += f" (except for {unkept} whose error file could not be written)"
         output.print_wrapped(
-            f"{len(failed)} failed; {why}. What was in the folder before is as it was; a second "
-            "start does only what is missing."
+            f"{len(failed)} failed; {why}. Existing files were not changed. Run the sweep again to "
+            "retry the missing recordings."
         )
 
 
@@ -225,7 +251,7 @@ def _show_missing(jobs: Jobs, found: Sequence[PairStatus]) -> None:
     """A table of all pairs, and how many would be recorded."""
     rows = [(x.pair.name, x.state, yaml_options_in(x.error or "")) for x in found]
     columns = 3 if any(error for *_, error in rows) else 2
-    heads = ("pair", "state", "error of the last time")
+    heads = ("pair", "state", "last error")
     output.print_table(heads[:columns], [row[:columns] for row in rows])
     missing = sum(status.state == "missing" for status in found)
     output.print_wrapped(f"{missing} of {len(found)} recordings are missing in {jobs.out}.")

@@ -36,20 +36,29 @@ if TYPE_CHECKING:
 _ID_DIGITS = 8  # digits of an id
 
 zoo = typer.Typer(
-    help="Collect recorded networks, and search them: add, list, search, derivatives, tree, ...",
+    help="Collect recordings in a zoo, and search it.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 app.add_typer(zoo, name="zoo")
 
 ZooPlace = Annotated[
-    str, Argument(metavar="ZOO", help="A folder, or lance: and a folder or address.")
+    str, Argument(metavar="ZOO", help="The zoo: a folder, or lance:FOLDER-OR-URL.")
 ]
-EntryKey = Annotated[str, Argument(help="An id, six of its digits or more, or a name.")]
-EntryKeys = Annotated[list[str], Argument(help="Ids, beginnings of them, or names.")]
-QueryArgument = Annotated[str, Argument(help="A file (.rsm), or the id or name of an entry.")]
-TagFilter = Annotated[Optional[str], Option(help="Only those that have this tag.")]
-Limit = Annotated[int, Option(min=1, help="How many.")]
+EntryKey = Annotated[
+    str,
+    Argument(metavar="ENTRY", help="The entry: its id (at least the first six digits) or name."),
+]
+EntryKeys = Annotated[
+    list[str],
+    Argument(metavar="ENTRY...", help="The entries: ids (at least the first six digits) or names."),
+]
+QueryArgument = Annotated[
+    str,
+    Argument(metavar="QUERY", help="The query: a recording (.rsm), or the id or name of an entry."),
+]
+TagFilter = Annotated[Optional[str], Option(metavar="TAG", help="Only entries with this tag.")]
+Limit = Annotated[int, Option(min=1, metavar="N", help="Maximum number of results.")]
 
 
 @contextlib.contextmanager
@@ -63,17 +72,25 @@ def _opened(place: str, json_file: str | None, read: Sequence[str] = ()) -> Iter
 @zoo.command()
 def add(
     place: ZooPlace,
-    files: Annotated[list[Path], Argument(help="Files written by `resemblance record`.")],
+    files: Annotated[
+        list[Path], Argument(metavar="FILE...", help="Files written by `resemblance record`.")
+    ],
     tag: Annotated[
-        Optional[list[str]], Option(help="A word to find them by; repeat for more.")
+        Optional[list[str]], Option(metavar="TAG", help="Tag for these entries; repeatable.")
     ] = None,
     trained_on: Annotated[
         Optional[str],
-        Option(metavar="KEY", help="Recording of a reference model on their training data."),
+        Option(
+            metavar="KEY",
+            help="Entry that records a reference model on the training data of these networks.",
+        ),
     ] = None,
     json_file: Json = None,
 ) -> None:
-    """Add recordings. What is there stays one entry, and gets the tags as well."""
+    """Add recordings to a zoo, which is created if needed.
+
+    A recording that is already in the zoo is not added twice; it only gets the new tags.
+    """
     check_outputs(json_file, read=files)
     with rs.Zoo(place) as found:
         before = {entry.id for entry in found}
@@ -89,7 +106,7 @@ def add(
     if not output.write_json(json_file, added):
         _show_entries(added)
         new = count_noun(len({entry.id for entry in added} - before), "entry", "entries")
-        print_wrapped(f"{new} new in {place}, which has {count:,}.")
+        print_wrapped(f"Added {new} to {place}, which now has {count:,}.")
 
 
 @zoo.command(name="list")
@@ -97,15 +114,18 @@ def list_(
     place: ZooPlace,
     tag: TagFilter = None,
     name: Annotated[
-        Optional[str], Option(help="Only those whose name matches, such as 'resnet*'.")
+        Optional[str],
+        Option(metavar="PATTERN", help="Only entries whose name matches, such as 'resnet*'."),
     ] = None,
-    group: Annotated[Optional[str], Option(help="Only those of a group, by its 16 digits.")] = None,
+    group: Annotated[
+        Optional[str], Option(metavar="GROUP", help="Only entries of this group (16 digits).")
+    ] = None,
     addresses: Annotated[
-        bool, Option("--addresses", help="Show what each says that loads its network.")
+        bool, Option("--addresses", help="Show the address that each network was loaded from.")
     ] = False,
     json_file: Json = None,
 ) -> None:
-    """List what is there, without reading recordings."""
+    """List the entries of a zoo."""
     with _opened(place, json_file) as found:
         entries = found.list(tag=tag, name=name, group=group)
         count = len(found)
@@ -118,7 +138,11 @@ def list_(
         _show_entries(entries)
     groups = {entry.group for entry in entries}
     some = f"{len(entries):,} of " if len(entries) < count else ""
-    several = f", in {len(groups)} groups that cannot be compared" if len(groups) > 1 else ""
+    several = (
+        f", in {len(groups)} groups recorded on different samples, which cannot be compared"
+        if len(groups) > 1
+        else ""
+    )
     print_wrapped(f"{some}{count_noun(count, 'entry', 'entries')}{several}.")
 
 
@@ -127,16 +151,21 @@ def search(
     place: ZooPlace,
     query: QueryArgument,
     kernel: Annotated[
-        str, Option(help="features: networks alike; gradients or product: of the same task.")
+        str,
+        Option(
+            metavar="KERNEL",
+            help="Kernel: features (similar networks), gradients or product (similar tasks).",
+        ),
     ] = "features",
     layer: Annotated[
-        Optional[str], Option(help="Of the query, by name; default: all depths.")
+        Optional[str],
+        Option(metavar="NAME", help="Search by this layer of the query. Default: all depths."),
     ] = None,
     tag: TagFilter = None,
     limit: Limit = 10,
     json_file: Json = None,
 ) -> None:
-    """Find the networks most like one, with standard errors."""
+    """Find the networks most similar to a query."""
     with _opened(place, json_file, [query]) as zoo:
         found = zoo.search(query, kernel=cast(Any, kernel), layer=layer, tag=tag, limit=limit)
     if not output.write_json(json_file, found):
@@ -147,7 +176,7 @@ def search(
 def derivatives(
     place: ZooPlace, query: QueryArgument, limit: Limit = 10, json_file: Json = None
 ) -> None:
-    """Find the networks that one was made from, or that were made from it."""
+    """Find the ancestors and derivatives of a network."""
     with _opened(place, json_file, [query]) as zoo:
         found = zoo.derivatives(query, limit=limit)
     if not output.write_json(json_file, found):
@@ -158,11 +187,11 @@ def derivatives(
 def tree(
     place: ZooPlace,
     group: Annotated[
-        Optional[str], Option(help="Of a group, by its 16 digits; default: all.")
+        Optional[str], Option(metavar="GROUP", help="Only this group (16 digits). Default: all.")
     ] = None,
     json_file: Json = None,
 ) -> None:
-    """Draw which networks were made from which."""
+    """Draw the family tree: which network was derived from which."""
     with _opened(place, json_file) as zoo:
         found = zoo.family_tree(group=group)
     if not output.write_json(json_file, found):
@@ -175,13 +204,13 @@ def tree(
 def tag(
     place: ZooPlace,
     key: EntryKey,
-    tags: Annotated[Optional[list[str]], Argument(help="To give it.")] = None,
+    tags: Annotated[Optional[list[str]], Argument(metavar="[TAG]...", help="Tags to add.")] = None,
     remove: Annotated[
-        Optional[list[str]], Option(help="A tag to take off; repeat for more.")
+        Optional[list[str]], Option(metavar="TAG", help="Tag to remove; repeatable.")
     ] = None,
     json_file: Json = None,
 ) -> None:
-    """Give an entry tags, and take others off."""
+    """Add tags to an entry, or remove them."""
     with _opened(place, json_file) as zoo:
         entry = zoo.tag(key, *(tags or ()), remove=remove or ())
     if not output.write_json(json_file, entry):
@@ -203,11 +232,14 @@ def remove(place: ZooPlace, keys: EntryKeys, json_file: Json = None) -> None:
 def verify(
     place: ZooPlace,
     sweep: Annotated[
-        bool, Option("--sweep", help="Remove what writers that died left behind.")
+        bool, Option("--sweep", help="Remove leftover files of writers that crashed.")
     ] = False,
     json_file: Json = None,
 ) -> None:
-    """Read everything, and say what is damaged. Exit status: 0 nothing that was added, 1 some."""
+    """Check every file of a zoo for damage.
+
+    Exit status: 0 if all entries are intact, 1 if any is damaged or missing.
+    """
     with _opened(place, json_file) as zoo:
         found, count = zoo.verify(sweep=sweep), len(zoo)
     if not output.write_json(json_file, found):
@@ -219,11 +251,14 @@ def verify(
 @zoo.command()
 def export(
     place: ZooPlace,
-    out: Annotated[Path, Argument(metavar="FOLDER", help="New or empty.")],
-    keys: Annotated[Optional[list[str]], Argument(help="Ids or names; default: all.")] = None,
+    out: Annotated[Path, Argument(metavar="FOLDER", help="A new or empty folder.")],
+    keys: Annotated[
+        Optional[list[str]],
+        Argument(metavar="[ENTRY]...", help="Ids or names of entries. Default: all."),
+    ] = None,
     json_file: Json = None,
 ) -> None:
-    """Write recordings as plain files, with an index.json about them."""
+    """Export recordings as plain files, with an index.json."""
     with _opened(place, json_file) as zoo:
         files = zoo.export(out, keys)
     if not output.write_json(json_file, [str(file) for file in files]):
@@ -233,40 +268,51 @@ def export(
 
 @app.command()
 def serve(
-    zoo: Annotated[str, Argument(help="Folder of a zoo, or lance: and one.")],
+    zoo: Annotated[str, Argument(metavar="ZOO", help="The zoo: a folder, or lance:FOLDER-OR-URL.")],
     host: Annotated[
-        str, Option(help="Address to listen on; one that others can reach needs a token.")
+        str,
+        Option(
+            metavar="HOST",
+            help="Address to listen on. An address that other machines can reach requires --token.",
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="0 takes any that is free.")] = DEFAULT_PORT,
+    port: Annotated[
+        int,
+        Option(min=0, max=65535, metavar="PORT", help="Port to listen on; 0 for any free port."),
+    ] = DEFAULT_PORT,
     token: Annotated[
         str,
         Option(
-            help="What every request needs; auto makes one. Default: the variable "
-            "RESEMBLANCE_TOKEN, which is in no list of processes, else none."
+            metavar="TOKEN",
+            help="Access token that every request must carry; auto generates one. Default: the "
+            "environment variable RESEMBLANCE_TOKEN (hidden from process lists), else no token.",
         ),
     ] = "",
     allow_host: Annotated[
         Optional[list[str]],
-        Option(help="Name under which browsers reach the server; repeat for more."),
+        Option(metavar="NAME", help="Host name that browsers may use; repeatable."),
     ] = None,
     upload_limit: Annotated[
-        int, Option(min=1, help="MiB of a file that is sent, at most.")
+        int, Option(min=1, metavar="MIB", help="Maximum size of an uploaded file, in MiB.")
     ] = UPLOAD_LIMIT_MIB,
-    read_only: Annotated[bool, Option("--read-only", help="Take no files.")] = False,
+    read_only: Annotated[bool, Option("--read-only", help="Disable uploads.")] = False,
     open_page: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Show a zoo in a browser: a map, search, pairs, families and recommendations."""
+    """Browse a zoo in a web browser.
+
+    Shows a map of the networks, search, comparisons of pairs, families and recommendations.
+    """
     for module, package in (("fastapi", "FastAPI"), ("uvicorn", "uvicorn")):
         import_optional(module, package, "web")
     from ..web import server
 
     if not zoo.startswith("lance:") and not Path(zoo).is_dir():
-        raise DataError(f"no zoo at {zoo}; expected a folder: make one with `resemblance zoo add`")
+        raise DataError(f"no zoo at {zoo}; create one with `resemblance zoo add {zoo} FILE.rsm`")
     secret = server.choose_token(token)
     place = server.listen(host, port, secret)
 
     def started() -> None:
-        print_line(f"{zoo} is at {place.address(secret)} (Ctrl-C stops it)")
+        print_line(f"Serving {zoo} at {place.address(secret)} (press Ctrl-C to stop)")
         if open_page:
             webbrowser.open(place.address(secret))
 
@@ -348,14 +394,14 @@ def _show_damage(found: Sequence[Damage], count: int, *, swept: bool) -> None:
     harmed = {x.entry.id for x in found if x.entry is not None}
     left = sum(x.state == "leftover" for x in found)
     every = count_noun(count, "entry", "entries")
-    print_wrapped(f"{count - len(harmed):,} of {every} are whole.")
+    print_wrapped(f"{count - len(harmed):,} of {every} are intact.")
     if left:
-        done = "do no harm; --sweep removes them"
+        done = "remain; they are harmless, and --sweep removes them"
         if swept:
-            done = "were removed, but for what may be being written now"
-        print_wrapped(f"{left:,} leftovers of writers that died {done}.")
+            done = "were removed, except files that may be in use"
+        print_wrapped(f"{left:,} leftover files of crashed writers {done}.")
     if harmed:
-        print_wrapped("What is damaged is not served: add those recordings again, or remove them.")
+        print_wrapped("Damaged entries cannot be used: add those recordings again, or remove them.")
 
 
 def _name_and_id(entry: Entry) -> str:

@@ -54,9 +54,10 @@ _QUANTITY_NAMES = {
     "kl": "KL",
     "js": "JS",
     "kappa": "Cohen's kappa",
-    "neighbours": "common nearest neighbours",
-    "cosine": "cosine",
+    "neighbours": "nearest neighbours in common",
+    "cosine": "cosine similarity",
 }
+_SCORE_NAMES = {"features": "feature CKA", "gradients": "gradient CKA"}
 _KL_CAP = 1.0  # nats
 _CAP_RANGE = (0, math.inf, "above 0 and finite, in nats")
 _MEAN = "mean:"
@@ -68,7 +69,7 @@ _RANGES: dict[Quantity, tuple[float, float, str]] = {  # both ends excluded
     "decibels": (-math.inf, math.inf, "finite"),
     "neighbours": (0, 1, "above 0 and below 1, a share of nearest neighbours"),
     "cosine": (-1, 1, "above -1 and below 1"),
-    "score": (0, 1, "above 0 and below 1, as scores of networks that differ at all do"),
+    "score": (0, 1, "above 0 and below 1"),
 }
 
 
@@ -111,12 +112,17 @@ class Threshold:
     def subject(self) -> str:
         """What it is about, in a sentence."""
         if self.quantity == "decibels":
-            return "decibels of features at the worst layer"
+            return "SQNR of features at the worst layer"
         if self.kernel is not None:
-            return f"{self.kernel} {'on average' if self.mean else 'at the worst layer'}"
+            score = _SCORE_NAMES.get(self.kernel, f"{self.kernel} CKA")
+            return f"mean {score}" if self.mean else f"{score} at the worst layer"
         what = _QUANTITY_NAMES[self.quantity]
         side = "below" if self.quantity == "cosine" else "above"
-        return what if self.percentile is None else f"{what} {side} {self.limit_text}"
+        return (
+            what
+            if self.percentile is None
+            else f"share of samples with {what} {side} {self.limit_text}"
+        )
 
     @property
     def limit_text(self) -> str:
@@ -184,7 +190,7 @@ def collect_thresholds(
         cap = _number_between("kl-cap", kl_cap, *_CAP_RANGE)
     if not merged:
         raise DataError(
-            "no threshold was given, so there is nothing to check; give one or more of "
+            "no threshold was given; give one or more of "
             "`max_disagreement`, `max_kl`, `max_js`, `min_kappa`, `min_db`, `min_neighbours`, "
             "`min_cosine` and `min`, such as "
             "`max_disagreement=0.02` or `min='gradients=0.8'`"
@@ -201,7 +207,7 @@ def _read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FormatError(
-            f"no file at {os.fspath(path)}; expected one with thresholds in TOML"
+            f"no file at {os.fspath(path)}; expected a TOML file with thresholds"
         ) from None
     except (OSError, ValueError) as error:
         raise FormatError(
@@ -228,7 +234,7 @@ def _parse(limits: Mapping[str, Any]) -> dict[str, Threshold]:
     for name, given in limits.items():
         for threshold in () if name == "kl-cap" else _thresholds_of(name, given):
             if threshold.name in found:
-                raise DataError(f"{threshold.name} was given twice; give it once")
+                raise DataError(f"{threshold.name} was given twice; omit one")
             found[threshold.name] = threshold
     return found
 

@@ -20,11 +20,11 @@ from .thresholds import Threshold
 
 Status = Literal["passed", "failed", "undecided"]
 _BY_SEVERITY: dict[Status, tuple[str, str, int]] = {  # in a list, in a sentence, exit status
-    "failed": ("Fails", "fails as a copy of", 1),
+    "failed": ("Failed", "fails as a copy of", 1),
     "undecided": ("Undecided", "is undecided as a copy of", 3),
-    "passed": ("Passes", "passes as a copy of", 0),
+    "passed": ("Passed", "passes as a copy of", 0),
 }
-_MARKS = {"failed": "✗", "undecided": "?", "passed": "✓"}
+MARKS: dict[Status, str] = {"failed": "✗", "undecided": "?", "passed": "✓"}
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,23 @@ class Finding(Content):
     remarks: tuple[str, ...] = ()  # what a reader must know to use the result: assumptions, caps
 
     def text(self, unit: str) -> str:
-        """In words: what was measured, its bound, and what was asked for."""
+        """In words: what was measured, its bound and the limit."""
+        limit = f"limit: {self.limit()}"
+        value = f" is {self.value()}" if self.measured is not None else ""
+        bound = [self.bound()] if self.bound() else []
+        why = f": {why}" if (why := self.why(unit)) else ""
+        return f"{self.subject()}{value} ({'; '.join([*bound, limit, *self.remarks])}){why}"
+
+    def subject(self) -> str:
+        """What was measured, and at which layer."""
+        layer = "" if self.layer is None else f" ({printable(self.layer)})"
+        return f"{self.threshold.subject}{layer}"
+
+    def limit(self) -> str:
+        """The limit with its direction."""
         of = self.threshold
-        out = [f"{of.subject}{'' if self.layer is None else f' ({printable(self.layer)})'}"]
-        if self.measured is not None:
-            out += [self.value(), *([] if math.isinf(self.measured) else [self._bounds()])]
         limit = of.limit_text if of.percentile is None else f"{100 * of.allowed:.6g} % of samples"
-        out.append(f"{'allowed' if of.allows_at_most else 'asked for'} {limit}")
-        why = self.why(unit)
-        remarks = f" ({'; '.join(self.remarks)})" if self.remarks else ""
-        return ", ".join(out) + (f": {why}" if why else "") + remarks
+        return f"{'at most' if of.allows_at_most else 'at least'} {limit}"
 
     def why(self, unit: str) -> str | None:
         """Why it is so, or what would decide, as far as there is more to say than bounds do."""
@@ -64,10 +71,13 @@ class Finding(Content):
         decide = f"about {self.samples_needed:,} {unit} would decide"
         return decide if self.reason is None else f"{decide}, {self.reason}"
 
-    def _bounds(self) -> str:
+    def bound(self) -> str:
+        """The one-sided bound that decided, or both of an undecided threshold."""
         of = self.threshold
+        if self.measured is None or math.isinf(self.measured):
+            return ""
         if self.low is None or self.high is None:
-            return "with an error that is not known"
+            return "error unknown"
         low, high = of.value_text(self.low), of.value_text(self.high)
         if self.status == "undecided":
             return f"between {low} and {high}"
@@ -164,7 +174,7 @@ class Verdict(Result):
     def _rests_on(self) -> str:
         """What it was judged on."""
         count = count_samples(self.samples, self.sequences)
-        return f"judged on {count} by one-sided 95 % bounds"
+        return f"judged on {count} with one-sided 95 % bounds"
 
     def paragraph(self) -> str:
         """The verdict and what became of each threshold, in one paragraph.
@@ -186,7 +196,7 @@ class Verdict(Result):
             The lines, each threshold's with ✗, ? or ✓.
         """
         out = [f"{self._heading(printable)}, {self._rests_on()}:"]
-        for status, mark in _MARKS.items():
+        for status, mark in MARKS.items():
             for finding in self.findings:
                 if finding.status == status:
                     out.append(f"{mark} {status}: {finding.line(self.unit)}")
@@ -203,7 +213,7 @@ class Verdict(Result):
         found = self.findings
         return {
             "threshold": [x.label() for x in found],
-            "verdict": [f"{_MARKS[x.status]} {x.status}" for x in found],
+            "verdict": [f"{MARKS[x.status]} {x.status}" for x in found],
             "measured": [x.value() for x in found],
             "between": [x.bounds() for x in found],
             "layer": [x.layer for x in found],

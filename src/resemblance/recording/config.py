@@ -50,69 +50,98 @@ class RecordConfig:
     """The options of `record`, checked; see `record` for what each means."""
 
     layers: str | Sequence[str] = _option(
-        "auto", "Name, pattern or !pattern; repeat for more. Default: auto.", str, list
+        "auto",
+        "Layer to record: a name, a pattern such as 'block*', or !pattern to exclude; "
+        "repeatable. Default: chosen automatically.",
+        str,
+        list,
     )
     unit: Literal["auto", "sample", "token"] = _option(
-        "auto", "auto, sample or token: whole sequences, or tokens of them.",
+        "auto", "What counts as a sample of a sequence model: sample (the whole sequence), token "
+        "(tokens drawn from it) or auto.",
         "auto", "sample", "token",
     )  # fmt: skip
-    tokens: int = _option(16, "Drawn of each sequence, where they are the unit.", int, least=1)
+    tokens: int = _option(
+        16, "Tokens drawn from each sequence if tokens are the samples.", int, least=1
+    )
     tokenizer: Any = _option(  # resolved to a TokenizerInfo, or None
-        None, "The tokenizer that made the tokens."
+        None, "The tokenizer that produced the tokens."
     )
     pool: Pool = _option(
-        "flatten", "flatten, mean, first or last; default: flatten.",
+        "flatten", "How a layer's output becomes one vector per sample: flatten, or the mean, "
+        "first or last position. Default: flatten.",
         "flatten", "mean", "first", "last",
     )  # fmt: skip
-    target: Target = _option("tempered", "tempered or labels.", "tempered", "labels")
-    beta: float = _option(0.5, "Temperature of the tempered prediction.", float)
+    target: Target = _option(
+        "tempered", "Loss target: tempered (the model's own predictions, no labels needed) or "
+        "labels.",
+        "tempered", "labels",
+    )  # fmt: skip
+    beta: float = _option(
+        0.5, "Exponent of the tempered target q ∝ p^beta; smaller weights samples more equally.",
+        float,
+    )  # fmt: skip
     logits: Logits = _option(
         "auto",
-        "What outputs are: softmax, probabilities, sigmoid, sigmoid-probabilities or none, as "
-        "embeddings are; default: seen by their values.",
+        "What the outputs are: softmax or sigmoid logits (softmax, sigmoid), probabilities, "
+        "sigmoid-probabilities, or none (embeddings); auto detects it from the values.",
         "auto", "softmax", "probabilities", "sigmoid", "sigmoid-probabilities", "none",
     )  # fmt: skip
     gradients: bool = _option(True, "Record gradients as well as features.", bool)
-    elementwise: bool = _option(False, "Also record the kernel of f ∘ g.", bool)
-    seed: int = _option(0, "Of order and sketch; compare equal seeds.", int)
-    buckets: int = _option(512, "Buckets of the sketch; 0 for none.", int, least=0)
+    elementwise: bool = _option(
+        False, "Also record the elementwise product of features and gradients.", bool
+    )
+    seed: int = _option(
+        0, "Seed of the sample order and the sketch; only recordings with equal seeds compare.", int
+    )
+    buckets: int = _option(512, "Buckets of the count sketch; 0 for no sketch.", int, least=0)
     per_sample: int = _option(1, "Buckets that each sample is added to.", int, least=1)
     block: int | Literal["auto"] = _option(
-        "auto", "Samples in a block; default: 128, or fewer of small data.", int, "auto", least=1
+        "auto", "Samples per block. Default: 128, or fewer for small data sets.",
+        int, "auto", least=1,
+    )  # fmt: skip
+    blocks: int = _option(
+        64, "Blocks of samples whose Gram matrices are stored; 0 for none.", int, least=0
     )
-    blocks: int = _option(64, "Blocks kept; 0 for none.", int, least=0)
     max_dim: int | Literal["auto"] | None = _option(
         "auto", "Width that wider layers are folded to for the buckets.", int, "auto", None, least=1
     )
     batch_size: int | Literal["auto"] = _option(
-        "auto", "Samples in a forward pass; default: 128, on a GPU what fits.", int, "auto", least=1
+        "auto", "Samples per forward pass. Default: 128 on a CPU, as many as fit on a GPU.",
+        int, "auto", least=1,
+    )  # fmt: skip
+    shard: Shard | None = _option(
+        None, "Record only shard I of N of the data (0 <= I < N), for `merge`."
     )
-    shard: Shard | None = _option(None, "Only the I-th of N shares of the data, for `merge`.")
     checkpoint: Any = _option(  # resolved to (path, seconds), or None
-        None, "File to save progress in; a pass that finds it goes on from there."
+        None, "File to save progress in; an interrupted recording resumes from it."
     )
-    keep_sums: bool = _option(False, "Keep the accumulators.", bool)
-    outputs: bool = _option(
-        True, "Keep what the network predicts, or its embeddings, as well.", bool
-    )
+    keep_sums: bool = _option(False, "Store the accumulators.", bool)
+    outputs: bool = _option(True, "Also store the network's predictions, or its embeddings.", bool)
     outputs_of: Any = _option(  # resolved to a Representation, or None
-        None, "A base's file: keep what this one gives its likely classes.", str, None
-    )
+        None, "Recording of the base: store the probabilities of the base's most likely classes.",
+        str, None,
+    )  # fmt: skip
     on_bad: Literal["raise", "skip"] = _option(
-        "raise", "raise or skip: NaN, Inf and unreadable images.", "raise", "skip"
-    )
+        "raise", "What to do with samples that are NaN or Inf, and unreadable images: raise or "
+        "skip.",
+        "raise", "skip",
+    )  # fmt: skip
     call: RunModel | None = _option(None, "A function that runs the model on a batch.")
-    compile: bool = _option(False, "Run as one compiled graph, which takes a while to make.", bool)
+    compile: bool = _option(
+        False, "Compile the pass into one graph (slower to start, faster to run).", bool
+    )
     dtype: Any = _option(  # resolved to a torch.dtype, or None
-        None, "Precision of the pass: float64, float32, bfloat16 or float16.",
+        None, "Precision to run in: float64, float32, bfloat16 or float16. Default: the model's.",
         "float64", "float32", "bfloat16", "float16", None,
     )  # fmt: skip
-    name: str | None = _option(None, "Of the network, in tables and figures.")
+    name: str | None = _option(None, "Name of the network in tables and figures.")
     data_id: str | None = _option(
-        None, "Name of the samples, where preprocessing differs by model.", str, None
-    )
+        None, "Name of the samples, for models that preprocess the same samples differently.",
+        str, None,
+    )  # fmt: skip
     progress: bool | None = _option(None, "Show a progress bar; by default on a terminal.")
-    deterministic: bool = _option(False, "Add in a fixed order, bit for bit.", bool)
+    deterministic: bool = _option(False, "Sum in a fixed order: bit-identical recordings.", bool)
 
     def __post_init__(self) -> None:
         from .._data.hugging_face import TokenizerInfo, tokenizer_info
@@ -134,8 +163,8 @@ class RecordConfig:
                 raise DataError(f"`{name}` must be {_quoted(*kinds)}; found {value!r}")
         if self.compile and self.deterministic:
             raise DataError(
-                "`deterministic=True` asks for runs that agree bit for bit, which compiled code "
-                "does not promise; leave out `deterministic` or `compile`"
+                "`deterministic=True` requires bit-identical runs, which compiled code does not "
+                "guarantee; omit `deterministic` or `compile`"
             )
         given = {"name": self.name or None, "data_id": self.data_id}
         check_nonempty_strings(**{key: text for key, text in given.items() if text is not None})
@@ -158,8 +187,8 @@ class RecordConfig:
             raise DataError("`elementwise=True` needs gradients; record with both or with neither")
         if validate_pool(self.pool) != "flatten" and self.unit == "token":
             raise DataError(
-                f'`pool={self.pool!r}` makes one vector of a sequence, and `unit="token"` records '
-                "single tokens; leave one of them out"
+                f'`pool={self.pool!r}` reduces a sequence to one vector, and `unit="token"` '
+                "records single tokens; omit one of them"
             )
         if self.buckets:
             CountSketch(self.buckets, self.seed, self.per_sample)
