@@ -125,7 +125,7 @@ def report_contents(
     """Everything the page shows: plain lists, numbers and strings, and the packed numbers."""
     reps = _with_unique_names(as_representations(reps))
     if not reps:
-        raise DataError("expected at least one Representation to report on, found none")
+        raise DataError("nothing to report: expected at least one recording, found none")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResemblanceWarning)
         predicted = _compare_predictions(reps)
@@ -235,7 +235,7 @@ def _encode_comparisons(
             "carried": found.carried_by(),
             # of each row with its counterpart: a table of layers with themselves has no such mean
             "mean": plain([round(x, 5) for x in found.mean()]),
-            "notes": list(found.notes),
+            "notes": [str(note) for note in found.notes],
             "doubtful": np.flatnonzero(unreliable == 1).tolist(),
             "n_eff": found.n_eff
             and plain(np.rint(found.of_counterparts(np.minimum.outer(*found.n_eff)))),
@@ -324,7 +324,7 @@ def _prediction_table(
         elif (why := outputs_obstacle(reps[i], reps[j])) is not None:
             entry["why"] = why
         elif (one := reps[i].predictions) is None or (two := reps[j].predictions) is None:
-            entry["why"] = "so many embeddings are compared two networks at a time, by `behaviour`"
+            entry["why"] = "there are too many embeddings; use `behaviour` for two networks"
         else:
             share = float((one.prediction != two.prediction).double().mean())
             entry |= {"value": round(share, 5), "error": None}
@@ -380,16 +380,16 @@ def _title_and_summary(
     what = "tokens" if all(rep.settings.unit == "token" for rep in reps) else "samples"
     if len(reps) == 1:
         summary = f"One network, its layers compared with each other on {n} {what}."
-        return f"The layers of {names[0]}", summary
-    things = "checkpoints, in the order of training," if in_order else "networks"
+        return f"Layers of {names[0]}", summary
+    things = "checkpoints, in training order," if in_order else "networks"
     many = f"{_NUMBER_WORDS[len(reps)] if len(reps) < len(_NUMBER_WORDS) else len(reps)} {things}"
     listed = f"{', '.join(names[:-1])} and {names[-1]}"
-    title = f"How alike are {listed if len(reps) <= 3 else f'these {many.lower()}'}?"
+    title = f"How similar are {listed if len(reps) <= 3 else f'these {many.lower()}'}?"
     if in_order:
         title = f"From {names[0]} to {names[-1]}"
     if paired:
-        return title, f"{many} compared on the same {n} {what}, paired one to one."
-    return title, f"{many} compared, not all on the same samples ({n} each)."
+        return title, f"{many} compared on the same {n} {what}."
+    return title, f"{many} compared, recorded on different samples ({n} each)."
 
 
 def _provenance(rep: Representation) -> dict[str, str]:

@@ -19,6 +19,7 @@ import numpy as np
 from ..errors import FormatError, ResemblanceError
 from ..representation.file_format import load
 from ..representation.representation import Representation
+from ..similarity.agreement import comparable_outputs, predictions_obstacle
 from ..similarity.results import Content, plain
 from ..transfer.recommend import training_data_distances
 from ..views.report import report_contents
@@ -72,12 +73,26 @@ def pair_report(zoo: Zoo, a: str, b: str) -> dict[str, Any]:
 
 
 def nearest_entries(zoo: Zoo, id: str, kernel: SearchKernel, limit: int) -> dict[str, Any]:
-    """The networks most like one."""
+    """The networks most like one, and the share of samples that each predicts differently."""
     found = zoo.search(id, kernel=kernel, limit=limit)
     out = _with_summaries(found, "matches")
+    query = zoo.get(id, layers=[0])
     for match, known in zip(out["matches"], found.matches, strict=True):
         match["above_chance"] = known.above_chance
+        match["disagreement"] = _disagreement(zoo, query, known.entry.id)
     return json_safe({**out, "words": found.summary().splitlines()[0]})
+
+
+def _disagreement(zoo: Zoo, query: Representation, id: str) -> float | None:
+    """The share of samples with a different predicted class, or None if it is not known."""
+    try:
+        other = zoo.get(id, layers=[0])
+    except ResemblanceError:  # removed or damaged since the search
+        return None
+    if predictions_obstacle(query, other) is not None:
+        return None
+    one, two = comparable_outputs(query, other)
+    return float((one.prediction != two.prediction).double().mean())
 
 
 def zoo_map(zoo: Zoo, group: str, kernel: str) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 const charts = (() => {
 const $ = (id) => document.getElementById(id);
 const KERNELS = {
-  features: ["Features", "same eyes?"],
-  gradients: ["Gradients", "same aims?"],
-  product: ["Product", "both at once?"],
+  features: ["Features", "do representations agree?"],
+  gradients: ["Gradients", "do loss gradients agree?"],
+  product: ["Product", "do both agree?"],
 };
 const INDICES = { cka: "CKA", "cka-debiased": "Debiased CKA" };
 const VIRIDIS = (
@@ -123,7 +123,7 @@ function luminance(...rgb) { // black text reads better than white above 0.18
 const SHIFT = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
 // cell(i, j) gives {value, weak, label, tip}; choose(i, j) makes cells choosable
-function heat(host, { rows, columns, cell, label, choose, picked, room }) {
+function heat(host, { rows, columns, cell, label, choose, picked, room, corner }) {
   const old = host.contains(document.activeElement) ? document.activeElement.dataset : null;
   const start = old && old.i < rows.length && old.j < columns.length ? [+old.i, +old.j] : picked || [0, 0];
   const cells = rows.map(() => []);
@@ -146,12 +146,12 @@ function heat(host, { rows, columns, cell, label, choose, picked, room }) {
     else hideTip();
   };
   const grid = el("div", { role: "grid", "aria-label": label, class: choose ? "choosable" : "" },
-    el("div", { role: "row", class: "line" }, el("div", { role: "columnheader", "aria-label": "layer" }), ...columns.map((name) => nameOf(name, "column"))));
+    el("div", { role: "row", class: "line" }, el("div", { role: "columnheader" }, el("span", { class: "unseen" }, corner || "Layer")), ...columns.map((name) => nameOf(name, "column"))));
   rows.forEach((name, i) => {
     const line = el("div", { role: "row", class: "line" }, nameOf(name, "row"));
     columns.forEach((_, j) => {
       const { value, weak, label: words, text: shown } = cell(i, j);
-      const node = el("div", { role: "gridcell", class: "cell", "data-i": i, "data-j": j, tabindex: i === start[0] && j === start[1] ? 0 : -1, "aria-label": words },
+      const node = el("div", { role: "gridcell", class: "cell", "data-i": i, "data-j": j, tabindex: i === start[0] && j === start[1] ? 0 : -1, "aria-label": known(value) ? `${shown || inCell(value)}, ${words}` : words },
         el("span", {}, known(value) ? shown || inCell(value) : ""));
       if (known(value)) {
         const [r, g, b] = colour(value);
@@ -285,7 +285,7 @@ function chart(host, { series, names: full, low, high, label, tall = 340 }) {
         }
         if (s.mark === i) {
           out.push(svg("line", { class: `mark s-${s.kind}`, x1: cx, x2: cx, y1: T - 6, y2: H - B }));
-          out.push(svg("text", { class: `mark s-${s.kind}`, x: Math.min(Math.max(cx, L + 44), W - R - 44), y: T - 10, "text-anchor": "middle" }, `${KERNELS[s.kind][0]} part`));
+          out.push(svg("text", { class: `mark s-${s.kind}`, x: Math.min(Math.max(cx, L + 44), W - R - 44), y: T - 10, "text-anchor": "middle" }, `${KERNELS[s.kind][0]} diverge`));
           out.push(svg("circle", { class: `ring s-${s.kind}`, cx, cy, r: 9 }));
         }
         const dot = s.kind === "gradients"
@@ -316,7 +316,7 @@ function pane(section, kernel) { // a figure with a caption and a host for a map
   const key = `${section}-${kernel}`;
   if (!panes.has(key)) {
     const host = el("div", { id: key }), side = el("div", { class: "tree", "aria-hidden": "true" });
-    const [what, question] = KERNELS[kernel] || ["Predictions", "same answers? In % of samples, how many get another class"];
+    const [what, question] = KERNELS[kernel] || ["Predictions", "% of samples with a different predicted class"];
     const figure = el("figure", {}, el("figcaption", {}, el("i", { class: `swatch s-${kernel}` }), el("b", {}, what), ` ${question}`), el("div", { class: "with-tree" }, host, side));
     panes.set(key, { figure, host, side });
     $(section).insertBefore(figure, $(section).querySelector(":scope > aside"));

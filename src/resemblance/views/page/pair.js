@@ -74,7 +74,7 @@ function plain(v) { // what Comparison.load reads
     comparison: 1, models: [D.models[v.a].name, D.models[v.b].name], rows: v.rows, columns: v.columns,
     ...Object.fromEntries(["scores", "stderr", "chance", "chance_high"].map((part) => [part, clean(v[part])])), kernel: v.kernel, index: v.index,
     centre: v.centre, estimator: v.estimator, paired: v.paired, samples: v.samples, tokens: v.tokens,
-    notes: [...v.notes, "from a report page: scores to three decimals, standard errors to 3 %"],
+    notes: [...v.notes, "exported from a report: scores to three decimals, standard errors to 3 %"],
     matched_by: v.by, matched: v.matched,
   };
 }
@@ -102,7 +102,7 @@ function drawCard() {
         known(high) ? el("b", { style: `left:${percent(high)}`, title: `95 % chance level ${fixed(high, 2)}` }) : null));
   }));
   const found = self ? null : behaviours.get(pairKey(state.a, state.b));
-  $("card-words").textContent = !found ? "" : found.words ? found.words[state.a > state.b ? 1 : 0] : (found.why ? `Predictions cannot be compared: ${found.why}.` : `They predict a different class for ${(100 * found.value).toFixed(1)} % of samples.`);
+  $("card-words").textContent = !found ? "" : found.words ? found.words[state.a > state.b ? 1 : 0] : (found.why ? `Predictions cannot be compared, because ${found.why}.` : `They predict a different class for ${(100 * found.value).toFixed(1)} % of samples.`);
 }
 function words(v) {
   const value = along(v, "scores"), error = along(v, "stderr");
@@ -111,7 +111,7 @@ function words(v) {
   const low = order[0], high = order[order.length - 1];
   const where = (i) => `${v.rows[v.pairs[i][0]]}${v.which === "neighbouring" ? " → " + v.columns[v.pairs[i][1]] : ""} (${likeness(value[i], error[i])})`;
   const above = v.pairs.filter((pair) => !isWeak(v, pair) && known(at(v.scores, pair))).length;
-  const most = low === high ? `at ${where(low)}` : `most alike at ${where(high)}, least at ${where(low)}`;
+  const most = low === high ? `${where(low)}` : `most similar at ${where(high)}, least at ${where(low)}`;
   return `${KERNELS[v.kernel][0]}: ${most}.${v.chance ? ` Above chance: ${above} of ${value.length}.` : ""}`;
 }
 function movedWords(found) {
@@ -119,10 +119,10 @@ function movedWords(found) {
   const [first, second] = [D.models[found.a].name, D.models[found.b].name], layers = D.models[found.a].layers;
   const says = found.kinds.map((kind, k) => {
     const order = found.rows.map((_, i) => i).filter((i) => known(found.decibels[k][i])).sort((i, j) => found.decibels[k][j] - found.decibels[k][i]);
-    const told = (i) => `at ${layers[found.rows[i]]} (${found.decibels[k][i] >= 999 ? "not at all" : `${fixed(found.decibels[k][i], 1)} dB`})`;
-    return order.length ? `${kind} changed least ${told(order[0])}, most ${told(order[order.length - 1])}` : null;
+    const told = (i) => `at ${layers[found.rows[i]]} (${found.decibels[k][i] >= 999 ? "unchanged" : `${fixed(found.decibels[k][i], 1)} dB`})`;
+    return order.length ? `${kind} drifted least ${told(order[0])}, most ${told(order[order.length - 1])}` : null;
   }).filter(Boolean);
-  return `They share coordinates. From ${first} to ${second}, ${says.join("; ")}.`;
+  return `Their units are in the same order. From ${first} to ${second}, ${says.join("; ")}.`;
 }
 function drawPair() {
   const self = state.a === state.b, kernels = shownKernels();
@@ -130,7 +130,7 @@ function drawPair() {
   $("status").textContent = "";
   $("pair-body").hidden = !views.length;
   $("layers-title").replaceChildren("Layer by layer: ", coloured(nameA(), "first"), ...(self ? [" with itself"] : [" and ", coloured(nameB(), "second")]));
-  const lost = kernels.filter((kernel) => !view(state.a, state.b, kernel)).map((kernel) => whyNot(state.a, state.b, kernel) || "this was not compared");
+  const lost = kernels.filter((kernel) => !view(state.a, state.b, kernel)).map((kernel) => whyNot(state.a, state.b, kernel) || "this pair was not compared");
   if (!views.length) { $("heading").textContent = `Not available: ${lost[0]}.`; return; }
   const v = views[0], chance = views.some((one) => one.chance);
   $("pair-body").classList.toggle("no-chance", !chance);
@@ -157,7 +157,7 @@ function drawPair() {
 }
 function sourceWords(v, self) {
   const count = v.samples.map((n) => n.toLocaleString("en")), unit = v.tokens ? "tokens" : "samples", shared = self ? "" : "shared ";
-  const source = { blocks: `from exact kernels of ${count[0]} ${shared}${unit}`, ratio: `from exact kernels of parts of ${count[0]} ${shared}${unit} and the norms of all`, buckets: `from sketches of ${v.paired ? count[0] + " shared" : count.join(" and ")} ${unit}` };
+  const source = { blocks: `from exact Gram matrices of ${count[0]} ${shared}${unit}`, ratio: `from exact Gram matrices of some of ${count[0]} ${shared}${unit} and the norms of all`, buckets: `from sketches of ${v.paired ? count[0] + " shared" : count.join(" and ")} ${unit}` };
   return `${KERNELS[v.kernel][0]}${v.centre ? ", centred," : ""} ${source[v.estimator] || v.estimator}${v.paired ? "" : ", which are not paired"}.`;
 }
 function drawCurve(views) {
@@ -171,15 +171,15 @@ function drawCurve(views) {
       y: along(one, "scores"), error: along(one, "stderr"), kind: one.kernel, hollow: one.doubtful, mark: one.parts, band: one.chance ? along(one, "chance_high") : null,
       tips: (k) => [
         ...scoreTip(`${KERNELS[one.kernel][0]}: ${one.rows[one.pairs[k][0]]} × ${one.columns[one.pairs[k][1]]}`, ...["scores", "stderr", "chance", "chance_high"].map((part) => at(one[part], one.pairs[k]))),
-        one.carriers[k] === null ? null : el("small", {}, `n_eff ${one.carriers[k].toLocaleString("en")}${one.doubtful[k] ? ": its error bar cannot be trusted" : ""}`),
+        one.carriers[k] === null ? null : el("small", {}, `n_eff ${one.carriers[k].toLocaleString("en")}${one.doubtful[k] ? ": its error bar may be too small" : ""}`),
       ].filter(Boolean),
     })),
   });
   $("curve-keys").replaceChildren(
     ...views.map((one) => el("span", {}, el("i", { class: `k-${one.kernel}` }), `${KERNELS[one.kernel][0].toLowerCase()} ± 2 standard errors`)),
     ...(views.some((one) => one.chance) ? [el("span", {}, el("i", { class: "key-band" }), "below the 95 % chance level")] : []),
-    ...(views.some((one) => one.doubtful.includes(true)) ? [el("span", {}, el("i", { class: "key-hollow" }), "hollow: too few samples carry it (n_eff) to trust its error bar")] : []));
-  const alone = v.alone.flatMap((names, side) => (names.length ? [`Without a counterpart, of ${side ? nameB() : nameA()}: ${names.join(", ")}.`] : []));
+    ...(views.some((one) => one.doubtful.includes(true)) ? [el("span", {}, el("i", { class: "key-hollow" }), "hollow: a few samples dominate (n_eff), error bar may be too small")] : []));
+  const alone = v.alone.flatMap((names, side) => (names.length ? [`Layers of ${side ? nameB() : nameA()} without a counterpart: ${names.join(", ")}.`] : []));
   const found = state.a === state.b ? null : moves.get(keyOf(state.a, state.b));
   const told = [
     ...views.flatMap((one) => [words(one), one.partingWords]),
@@ -192,8 +192,8 @@ function drawCurve(views) {
 function drawCounterparts(views) {
   const self = state.a === state.b, v = views[0], found = self ? null : moves.get(keyOf(state.a, state.b));
   const scored = views.flatMap((one) => [`${KERNELS[one.kernel][0]} ± error`, "Chance, 95 %", "n_eff"]);
-  const moved = found ? found.kinds.flatMap((kind) => [`${KERNELS[kind][0]} moved, dB`, "Cosine"]) : [];
-  const heads = [`Layer of ${nameA()}`, v.which === "neighbouring" ? "Next layer" : `Counterpart, by ${v.by}`, ...scored, ...moved, self ? "Nearest other layer" : `Nearest layer of ${nameB()}`];
+  const moved = found ? found.kinds.flatMap((kind) => [`${KERNELS[kind][0]} drift, dB`, "Cosine"]) : [];
+  const heads = [`Layer of ${nameA()}`, v.which === "neighbouring" ? "Next layer" : `Counterpart, by ${v.by}`, ...scored, ...moved, self ? "Most similar other layer" : `Most similar layer of ${nameB()}`];
   table($("matches"), heads, v.rows.map((name, i) => {
     const k = v.pairs.findIndex(([row]) => row === i), pair = k < 0 ? null : v.pairs[k];
     const others = v.columns.map((_, j) => j).filter((j) => !(self && j === i && v.columns.length > 1) && known(v.scores[i][j]));
@@ -204,7 +204,7 @@ function drawCounterparts(views) {
       name, pair ? v.columns[pair[1]] : "–",
       ...views.flatMap((one) => {
         const m = one.pairs.findIndex(([row]) => row === i), p = m < 0 ? null : one.pairs[m];
-        return [p ? likeness(at(one.scores, p), at(one.stderr, p)) : "–", p ? fixed(at(one.chance_high, p)) : "–", p && one.carriers[m] !== null ? el("span", { title: one.doubtful[m] ? "too few to trust the error bar" : null }, `${one.doubtful[m] ? "⚠ " : ""}${one.carriers[m].toLocaleString("en")}`) : "–"];
+        return [p ? likeness(at(one.scores, p), at(one.stderr, p)) : "–", p ? fixed(at(one.chance_high, p)) : "–", p && one.carriers[m] !== null ? el("span", { title: one.doubtful[m] ? "the error bar may be too small" : null }, `${one.doubtful[m] ? "⚠ " : ""}${one.carriers[m].toLocaleString("en")}`) : "–"];
       }),
       ...(found ? found.kinds.flatMap((_, kind) => (row < 0 ? ["–", "–"] : [found.decibels[kind][row] >= 999 ? "unchanged" : fixed(found.decibels[kind][row], 1), likeness(found.cosine[kind][row])])) : []),
       best === undefined ? "–" : el("span", { class: same ? "quiet" : null }, `${v.columns[best]} (${inCell(v.scores[i][best])})`),
@@ -244,14 +244,14 @@ async function copy(kernel) {
     done = document.execCommand("copy");
     area.remove();
   }
-  $("status").textContent = done ? "Copied." : "The browser did not allow copying; download it instead.";
+  $("status").textContent = done ? "Copied." : "The browser blocked copying; download the file instead.";
 }
 function download(kernel) {
   const url = URL.createObjectURL(new Blob([jsonOf(kernel)], { type: "application/json" }));
   const name = [nameA(), nameB(), kernel, state.index].join("-").replace(/[^\w.-]+/g, "_");
   el("a", { href: url, download: `${name}.json` }).click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
-  $("status").textContent = "Comparison.load reads this file.";
+  $("status").textContent = "Saved. Load it with Comparison.load.";
 }
 function saveButtons() {
   for (const [id, act] of [["copies", copy], ["downloads", download]]) {

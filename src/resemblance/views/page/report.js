@@ -32,12 +32,12 @@ function ordered() {
 }
 function drawOverview() {
   $("models-tools").hidden = $("models").querySelector(".legend").hidden = one;
-  if (one) { $("models-title").textContent = "The network"; $("models-gloss").textContent = "How much each layer keeps of the one before it."; return; }
+  if (one) { $("models-title").textContent = "The network"; $("models-gloss").textContent = "How similar each layer is to the one before it."; return; }
   const order = ordered(), names = order.map((i) => D.models[i].name), kernels = shownKernels();
   const known_ = D.behaviour.some((x) => known(x.value));
-  $("found").textContent = order.length === D.models.length ? plural(order.length, "network") : order.length ? `${order.length} of ${plural(D.models.length, "network")}` : `No name holds “${state.find.trim()}”.`;
-  $("sort").querySelector("[value=near]").textContent = `nearest to ${shorten(nameA(), 24)}`;
-  $("models-gloss").textContent = `${indexWords()}, mean over counterpart layers. Choose a cell to see that pair.`;
+  $("found").textContent = order.length === D.models.length ? plural(order.length, "network") : order.length ? `${order.length} of ${plural(D.models.length, "network")}` : `No name contains “${state.find.trim()}”.`;
+  $("sort").querySelector("[value=near]").textContent = `similarity to ${shorten(nameA(), 24)}`;
+  $("models-gloss").textContent = `${indexWords()}, mean over matched layers. Select a cell to see that pair.`;
   placePanes("overview", order.length ? [...kernels, ...(known_ ? ["predictions"] : [])] : []);
   if (!order.length) return;
   const picked = [order.indexOf(state.a), order.indexOf(state.b)].includes(-1) ? null : [order.indexOf(state.a), order.indexOf(state.b)];
@@ -66,11 +66,11 @@ function drawOverview() {
   }
   if (known_) drawPredictions(order, names, picked, choose, trees ? TREE + 8 : 4);
   const why = [...new Set(D.behaviour.map((x) => x.why).filter(Boolean))];
-  $("no-predictions").textContent = why.length ? `Predictions are not compared where cells are blank: ${why[0]}.`.replace(known_ ? "" : " where cells are blank", "") : "";
+  $("no-predictions").textContent = why.length ? `${known_ ? "Blank cells: predictions" : "Predictions"} cannot be compared, because ${why[0]}.` : "";
   $("findings").replaceChildren(...kernels.flatMap((kernel) => {
     const pairs = order.flatMap((i, p) => order.slice(p + 1).flatMap((j) => (known(scoreOf(kernel, i, j)) ? [[scoreOf(kernel, i, j), i, j]] : []))).sort((p, q) => q[0] - p[0]);
     const say = ([v, i, j]) => `${D.models[i].name} and ${D.models[j].name} (${inCell(v)})`;
-    return pairs.length > 1 ? [el("li", {}, `${KERNELS[kernel][0]} most alike: ${say(pairs[0])}; least: ${say(pairs[pairs.length - 1])}.`)] : [];
+    return pairs.length > 1 ? [el("li", {}, `${KERNELS[kernel][0]}: most similar ${say(pairs[0])}, least similar ${say(pairs[pairs.length - 1])}.`)] : [];
   }));
 }
 function drawPredictions(order, names, picked, choose, spare) {
@@ -78,12 +78,12 @@ function drawPredictions(order, names, picked, choose, spare) {
   const of = (i, j) => (order[i] === order[j] ? { value: 0, error: 0 } : behaviours.get(pairKey(order[i], order[j])));
   const percent = (x) => `${known(x) ? (100 * x).toFixed(x > 0 && x < 0.0995 ? 1 : 0) : "–"} %`;
   heat(host, {
-    rows: names, columns: names, picked, choose, room: roomIn(host, spare), label: "Share of samples that two networks predict otherwise",
+    rows: names, columns: names, picked, choose, room: roomIn(host, spare), label: "Share of samples with a different predicted class",
     cell: (i, j) => {
-      const found = of(i, j), there = known(found.value), words = there ? `${percent(found.value)} of samples predicted otherwise` : found.why || (found.words || [""])[0];
+      const found = of(i, j), there = known(found.value), words = there ? `${percent(found.value)} of samples with a different predicted class` : found.why || (found.words || [""])[0];
       return {
         value: there ? 1 - found.value : null, text: there ? (100 * found.value).toFixed(found.value > 0 && found.value < 0.0995 ? 1 : 0) : "", label: `${names[i]} and ${names[j]}: ${words}`,
-        tip: [el("span", {}, `${names[i]} × ${names[j]}`), el("b", {}, there ? percent(found.value) : "–"), el("small", {}, there ? `of samples get another class${known(found.error) ? `, standard error ${percent(found.error)}` : ""}` : words)],
+        tip: [el("span", {}, `${names[i]} × ${names[j]}`), el("b", {}, there ? percent(found.value) : "–"), el("small", {}, there ? `of samples with a different predicted class${known(found.error) ? `, standard error ${percent(found.error)}` : ""}` : words)],
       };
     },
   });
@@ -106,7 +106,7 @@ function drawCourse() {
   };
   placePanes("course-maps", kernels);
   const against = { previous: "the one before it", first: D.models[0].name, last: D.models[last].name }[state.against];
-  $("course-gloss").textContent = `Each layer (row) at each checkpoint (column), compared with ${against}. Choose a cell to see that pair.`;
+  $("course-gloss").textContent = `Each layer (row) at each checkpoint (column), compared with ${against}. Select a cell to see that pair.`;
   const said = [];
   for (const kernel of kernels) {
     const { host } = pane("course-maps", kernel);
@@ -205,7 +205,7 @@ if (D.behaviour.some((x) => known(x.value))) $("models").querySelector(".legend"
 $("values-box").addEventListener("toggle", drawValues);
 saveButtons();
 const waiting = el("option", { value: "near" }, "");
-$("sort").append(...[["cluster", "like beside like"], ["name", "name"], ["given", D.in_order ? "time" : "as given"]].map(([value, words]) => el("option", { value }, words)), waiting);
+$("sort").append(...[["cluster", "similarity (clustered)"], ["name", "name"], ["given", D.in_order ? "time" : "input order"]].map(([value, words]) => el("option", { value }, words)), waiting);
 for (const form of document.querySelectorAll("form")) form.addEventListener("submit", (event) => event.preventDefault());
 $("sort").addEventListener("change", () => { state.sort = $("sort").value; update(); });
 $("find").addEventListener("input", () => { state.find = $("find").value; drawOverview(); });

@@ -20,7 +20,7 @@ async function ask(path, of = {}, times = 3) {
 async function answer(response) {
   let found = null;
   try { found = await response.json(); } catch { /* said below */ }
-  if (!response.ok) throw new Error(found && typeof found.error === "string" ? found.error : `The server answered ${response.status}.`);
+  if (!response.ok) throw new Error(found && typeof found.error === "string" ? found.error : `The server returned status ${response.status}.`);
   return found;
 }
 const isId = (text) => /^[0-9a-f]{64}$/.test(text || "");
@@ -47,7 +47,7 @@ const addressed = (of) => addressOf({ view: of.view, ...Object.fromEntries(ADDRE
 function note() { history.replaceState(null, "", addressed(state)); } // a switch within a view is no step back
 function go(of) { location.hash = addressed({ ...DEFAULTS, group: state.group, ...of }); }
 const linkTo = (of, ...content) => el("a", { href: addressed({ ...DEFAULTS, group: state.group, ...of }) }, ...content);
-const linked = (entry) => el("a", { href: addressed({ ...DEFAULTS, group: state.group, view: "entry", id: entry.id }), title: entry.name.length > 60 ? entry.name : null }, entry.name || "without a name");
+const linked = (entry) => el("a", { href: addressed({ ...DEFAULTS, group: state.group, view: "entry", id: entry.id }), title: entry.name.length > 60 ? entry.name : null }, entry.name || "unnamed");
 const tagged = (tags) => tags.map((tag) => el("a", { class: "tag", href: addressed({ ...DEFAULTS, view: "map", group: state.group, tag }) }, tag));
 
 async function working(act) { // one view's answers at a time: those of a view that was left are dropped
@@ -108,6 +108,7 @@ function coloursOf(points) { // the most frequent tags that tell some points fro
   // of several tags, the rarest says most
   return { tags, counts, of: (entry) => tags.findLastIndex((tag) => entry.tags.includes(tag)) };
 }
+const isBase = (entry) => entry.tags.includes("base");
 const matches = (entry) => {
   const text = [entry.name, entry.probe, entry.id, ...entry.tags].join("\n").toLowerCase();
   return (!state.tag || entry.tags.includes(state.tag)) && state.find.toLowerCase().split(/\s+/).every((word) => text.includes(word));
@@ -116,34 +117,55 @@ function drawMap(found) {
   const points = found.points.flatMap((p) => (entries.has(p.id) ? [{ ...p, entry: entries.get(p.id) }] : []));
   const colours = coloursOf(points), host = $("map");
   const part = found.left_out ? ` ${counted(found.left_out)} more are not drawn.` : "";
-  const like = points.length > 1 ? `, near each other if their ${state.kernel} are alike. The plane shows ${Math.round(100 * found.share)} % of the differences.${part} Points that would hide each other are set side by side. Choose one to see its network.` : ".";
+  const like = points.length > 1 ? `. Distance shows how much their ${state.kernel} differ; the plane explains ${Math.round(100 * found.share)} % of the variance.${part} Overlapping points are moved apart. Select a point to open its network.` : ".";
   $("map-gloss").textContent = points.length
     ? `${plural(points.length, "network")} on ${points.length > 1 ? "the same" : "these"} samples${like}`
-    : `No network of this group was recorded with ${state.kernel}.`;
+    : `No network in this group was recorded with ${state.kernel}.`;
   $("map-figure").hidden = !points.length;
+  const [xs, ys] = [points.map((p) => p.x), points.map((p) => p.y)];
+  const mid = (v) => (Math.min(...v) + Math.max(...v)) / 2, span = (v) => Math.max(...v) - Math.min(...v) || 1e-9;
+  const first = points.find((p) => isBase(p.entry)), camera = { k: 1, x: mid(xs), y: mid(ys) };
+  let shown = []; // what is drawn: points, where, and how far apart a unit of the plane is
+  const zoom = (by, at) => { // around a place of the plane, which stays where it is
+    const k = Math.min(Math.max(camera.k * by, 1), 4096), share = camera.k / k;
+    const [x, y] = k === 1 ? [mid(xs), mid(ys)] : [at.x + (camera.x - at.x) * share, at.y + (camera.y - at.y) * share];
+    Object.assign(camera, { k, x, y });
+    host.draw();
+  };
+  const focused = () => { const id = document.activeElement && document.activeElement.dataset.id; return points.find((p) => p.id === id); };
+  host.zoom = (by) => { // around the focused point, the base where nothing was zoomed yet, or the middle
+    const at = focused() || (camera.k === 1 && first) || camera;
+    if (camera.k === 1 && by > 1) Object.assign(camera, { x: at.x, y: at.y });
+    zoom(by, { x: at.x, y: at.y });
+  };
   host.draw = () => {
     const W = Math.max(host.clientWidth || 600, 260), H = Math.round(Math.min(560, Math.max(300, W * 0.56))), pad = 34, r = points.length > 400 ? 3.5 : points.length > 60 ? 5 : 6.5;
-    const [xs, ys] = [points.map((p) => p.x), points.map((p) => p.y)];
-    const mid = (v) => (Math.min(...v) + Math.max(...v)) / 2, span = (v) => Math.max(...v) - Math.min(...v) || 1e-9;
-    const scale = Math.min((W - 2 * pad) / span(xs), (H - 2 * pad) / span(ys)); // one for both, as distances count
-    const at = points.map((p) => [W / 2 + (p.x - mid(xs)) * Math.min(scale, 1e6), H / 2 - (p.y - mid(ys)) * Math.min(scale, 1e6)]);
+    const scale = camera.k * Math.min((W - 2 * pad) / span(xs), (H - 2 * pad) / span(ys), 1e6); // one for both, as distances count
+    const place_ = (p) => [W / 2 + (p.x - camera.x) * scale, H / 2 - (p.y - camera.y) * scale];
+    const inside = ([x, y]) => x > -r && y > -r && x < W + r && y < H + r;
+    const drawn = points.filter((p) => inside(place_(p))), at = drawn.map(place_), held = focused();
+    shown = { W, H, scale };
     apart(at, 1.7 * r, [r, r, W - r, H - r]);
-    const nodes = points.map((p, i) => {
+    const start = Math.max(drawn.indexOf(held), 0);
+    const nodes = drawn.map((p, i) => {
       const node = shape(colours.of(p.entry), r);
+      if (isBase(p.entry)) node.classList.add("base");
       node.setAttribute("transform", `translate(${at[i][0].toFixed(1)} ${at[i][1].toFixed(1)})`);
-      for (const [key, value] of Object.entries({ role: "link", tabindex: i ? -1 : 0, "aria-label": p.entry.name || "without a name", "data-id": p.id })) node.setAttribute(key, value);
+      for (const [key, value] of Object.entries({ role: "link", tabindex: i === start ? 0 : -1, "aria-label": `${p.entry.name || "unnamed"}${isBase(p.entry) ? ", base" : ""}`, "data-id": p.id })) node.setAttribute(key, value);
       node.classList.toggle("faded", !matches(p.entry));
       return node;
     });
-    const labels = labelled(points, at, W, H, r);
-    const picture = svg("svg", { viewBox: `0 0 ${W} ${H}`, width: W, height: H, role: "group", "aria-label": `Map of ${plural(points.length, "network")}` }, ...nodes, ...labels);
+    const labels = labelled(drawn, at, W, H, r);
+    const picture = svg("svg", { viewBox: `0 0 ${W} ${H}`, width: W, height: H, role: "group", "aria-label": `Map of ${plural(points.length, "network")}`, class: camera.k > 1 ? "zoomed" : null }, ...nodes, ...labels);
     const place = (event) => nodes.indexOf(event.target);
-    const told = (i) => showTip(nodes[i], [el("span", {}, points[i].entry.name), el("b", {}, points[i].entry.tags.join(", ") || "no tag"), el("small", {}, `${plural(points[i].entry.layers, "layer")}, ${many(points[i].entry.parameters)} parameters`)]);
+    const told = (i) => showTip(nodes[i], [el("span", {}, drawn[i].entry.name), el("b", {}, drawn[i].entry.tags.join(", ") || "no tag"), el("small", {}, `${plural(drawn[i].entry.layers, "layer")}, ${many(drawn[i].entry.parameters)} parameters`)]);
     const on = (type, act) => picture.addEventListener(type, (event) => { const i = place(event); if (i >= 0) act(i, event); });
     on("mouseover", told); on("focusin", told); on("mouseout", hideTip); on("focusout", hideTip);
-    on("click", (i) => go({ view: "entry", id: points[i].id }));
+    on("click", (i) => { if (!host.dragged) go({ view: "entry", id: drawn[i].id }); });
     on("keydown", (i, event) => {
-      if (event.key === "Enter") { go({ view: "entry", id: points[i].id }); return; }
+      if (event.key === "Enter") { go({ view: "entry", id: drawn[i].id }); return; }
+      const by = { "+": 2, "=": 2, "-": 0.5, 0: 1e-9 }[event.key];
+      if (by && !event.ctrlKey && !event.metaKey) { event.preventDefault(); host.zoom(by); return; }
       const way = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
       if (!way) return;
       event.preventDefault();
@@ -155,7 +177,31 @@ function drawMap(found) {
       nodes[i].setAttribute("tabindex", -1); nodes[next].setAttribute("tabindex", 0); nodes[next].focus();
     });
     host.replaceChildren(picture);
+    if (held && drawn.includes(held)) nodes[start].focus({ preventScroll: true });
+    for (const button of $("map-zoom").querySelectorAll("button")) button.disabled = button.dataset.by !== "2" && camera.k === 1;
   };
+  const under = (event) => { // the place of the plane under the pointer
+    const box = host.getBoundingClientRect();
+    return { x: camera.x + (event.clientX - box.left - shown.W / 2) / shown.scale, y: camera.y - (event.clientY - box.top - shown.H / 2) / shown.scale };
+  };
+  host.onwheel = (event) => { // with Ctrl, or by a pinch; alone it scrolls the page
+    if (!event.ctrlKey && !event.metaKey) return;
+    event.preventDefault();
+    zoom(2 ** (-event.deltaY / 200), under(event));
+  };
+  host.ondblclick = (event) => zoom(event.shiftKey ? 0.5 : 2, under(event));
+  host.onpointerdown = (event) => {
+    host.dragged = false;
+    if (camera.k === 1 || event.button) return;
+    const from = { ...camera }, [x, y] = [event.clientX, event.clientY];
+    host.onpointermove = (now) => {
+      if (!host.dragged && Math.hypot(now.clientX - x, now.clientY - y) < 4) return;
+      host.dragged = true;
+      Object.assign(camera, { x: from.x - (now.clientX - x) / shown.scale, y: from.y + (now.clientY - y) / shown.scale });
+      host.draw();
+    };
+  };
+  host.onpointerup = host.onpointerleave = () => { host.onpointermove = null; };
   if (points.length) host.draw(); else host.replaceChildren();
   const key = (tag, place, count) => el("button", { type: "button", "aria-pressed": String(state.tag === tag), title: `only ${tag}`, onclick: () => { state.tag = state.tag === tag ? "" : tag; note(); refreshList(); } },
     svg("svg", { viewBox: "-9 -9 18 18", "aria-hidden": "true" }, shape(place, 6)), `${shorten(tag, 28)} ${counted(count)}`);
@@ -183,19 +229,20 @@ const pen = document.createElement("canvas").getContext("2d"); // which knows ho
 function labelled(points, at, W, H, r) { // names where there is room for them
   pen.font = `11.5px ${getComputedStyle(document.body).fontFamily}`;
   const taken = at.map(([x, y]) => [x - r, y - r, x + r, y + r]), out = [];
-  const order = points.map((_, i) => i).filter((i) => matches(points[i].entry)).slice(0, 400);
+  const order = points.map((_, i) => i).filter((i) => matches(points[i].entry)).sort((i, j) => isBase(points[j].entry) - isBase(points[i].entry)).slice(0, 400);
   const free = (box) => box[0] > 4 && box[2] < W - 4 && box[1] > 2 && box[3] < H - 2 && !taken.some((t) => box[0] < t[2] && box[2] > t[0] && box[1] < t[3] && box[3] > t[1]);
   for (const i of order) {
     if (out.length >= LABELLED) break;
     const words = shorten(points[i].entry.name, 24), wide = pen.measureText(words).width, [x, y] = at[i];
     const tries = [[x + r + 4, y + 4, "start"], [x - r - 4, y + 4, "end"], [x, y - r - 5, "middle"], [x, y + r + 13, "middle"]];
-    for (const [tx, ty, anchor] of tries) {
-      const left = anchor === "start" ? tx : anchor === "end" ? tx - wide : tx - wide / 2, box = [left, ty - 11, left + wide, ty + 3];
-      if (!free(box)) continue;
-      taken.push(box);
-      out.push(svg("text", { x: tx, y: ty, "text-anchor": anchor }, words));
-      break;
-    }
+    const boxed = tries.map(([tx, ty, anchor]) => {
+      const left = anchor === "start" ? tx : anchor === "end" ? tx - wide : tx - wide / 2;
+      return { tx, ty, anchor, box: [left, ty - 11, left + wide, ty + 3] };
+    });
+    const where = boxed.find(({ box }) => free(box)) || (isBase(points[i].entry) ? boxed.find(({ box }) => box[0] > 4 && box[2] < W - 4) : null);
+    if (!where) continue;
+    taken.push(where.box);
+    out.push(svg("text", { x: where.tx, y: where.ty, "text-anchor": where.anchor, class: isBase(points[i].entry) ? "base" : null }, words));
   }
   return out;
 }
@@ -244,18 +291,19 @@ async function showMap() {
 
 // -- one network -----------------------------------------------------------------------------------
 
-const NOBODY = "No other recording here was made on the same samples in the same way.";
+const NOBODY = "No other recording here was made on the same samples with the same settings.";
 function drawNearest(target, words, found, own) {
-  words.textContent = `${found.looked_at ? found.words : NOBODY}${leftOut(found)}${found.matches.length ? " Bars have the 95 % chance level as a mark." : ""}`;
+  words.textContent = `${found.looked_at ? found.words : NOBODY}${leftOut(found)}${found.matches.length ? " The mark on each bar is the 95 % chance level." : ""}`;
   target.hidden = !found.matches.length;
-  table(target, ["Network", "Score ± error", "", "Tags"], found.matches.map((m) => [
-    linked(m.entry), el("span", { title: m.above_chance ? null : "not above chance" }, meter(m.score, m.stderr, m.chance_high, found.kernel), m.above_chance ? "" : el("small", {}, " not above chance"), m.doubtful ? el("small", { title: "too few samples carry it to trust its error" }, " ⚠") : ""),
-    linkTo({ view: "pair", a: own, b: m.entry.id }, "compare"), el("span", {}, ...tagged(m.entry.tags)),
+  const share = (x) => (known(x) ? `${(100 * x).toFixed(x > 0 && x < 0.0995 ? 1 : 0)} %` : "–");
+  table(target, ["Network", "Score ± error", "Different predictions", "Compare", "Tags"], found.matches.map((m) => [
+    linked(m.entry), el("span", { title: m.above_chance ? null : "not above chance" }, meter(m.score, m.stderr, m.chance_high, found.kernel), m.above_chance ? "" : el("small", {}, " not above chance"), m.doubtful ? el("small", { title: "a few samples dominate; its error may be too small" }, " ⚠") : ""),
+    share(m.disagreement), linkTo({ view: "pair", a: own, b: m.entry.id }, "compare"), el("span", {}, ...tagged(m.entry.tags)),
   ]), [9]);
 }
 function leftOut(found) {
   const parts = Object.entries(found.left_out).filter(([why]) => why !== "the network asked about").map(([why, count]) => `${counted(count)} ${why}`);
-  return parts.length ? ` Left out: ${parts.join(", ")}.` : "";
+  return parts.length ? ` Skipped: ${parts.join(", ")}.` : "";
 }
 async function showEntry() {
   const id = state.id;
@@ -265,7 +313,7 @@ async function showEntry() {
   for (const target of ["nearest", "relatives"]) $(target).replaceChildren();
   for (const target of ["nearest-words", "relatives-words"]) $(target).textContent = "";
   await working(async (still) => {
-    if (!id) throw new Error("The address names no network.");
+    if (!id) throw new Error("The URL names no network.");
     const entry = await ask(`entries/${id}`);
     if (!still()) return;
     drawEntry(entry);
@@ -278,7 +326,7 @@ async function showEntry() {
 function drawEntry(entry) {
   document.title = `${entry.name} · ${zoo.name}`;
   $("entry-body").hidden = false;
-  $("entry-title").textContent = entry.name || "without a name";
+  $("entry-title").textContent = entry.name || "unnamed";
   $("entry-tags").replaceChildren(...tagged(entry.tags));
   const facts = {
     probe: entry.probe, layers: counted(entry.layers.length), kernels: entry.kinds.join(", "), classes: known(entry.classes) ? counted(entry.classes) : null,
@@ -288,7 +336,7 @@ function drawEntry(entry) {
   const trained = !entry.trained_on ? null : entry.trained_on_name === null ? el("code", {}, entry.trained_on.slice(0, 16)) : linkTo({ view: "entry", id: entry.trained_on }, entry.trained_on_name);
   $("entry-facts").replaceChildren(
     ...Object.entries(facts).filter(([, value]) => known(value)).map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, /^(id|weights|address)$/.test(key) ? el("code", {}, value) : value))),
-    ...(trained ? [el("div", {}, el("dt", {}, "training data, as a reference saw them"), el("dd", {}, trained))] : []));
+    ...(trained ? [el("div", {}, el("dt", {}, "training data, recorded with a reference model"), el("dd", {}, trained))] : []));
   $("entry-layers").replaceChildren(...entry.layers.map((name) => el("li", {}, name)));
 }
 async function nearestOf(id, still) {
@@ -307,8 +355,8 @@ async function relativesOf(entry, still) {
 function drawRelatives(found, entry) {
   $("relatives-words").textContent = `${found.looked_at ? found.words : NOBODY}${leftOut(found)}${found.partial.map((x) => ` ${x.summary}`).join("")}`;
   if (!found.relatives.length) { $("relatives").replaceChildren(); return; }
-  table($("relatives"), ["Network", "Moved, dB", "", "Shown by", "Tags"], found.relatives.map((x) => [
-    linked(x.entry), el("span", { title: x.summary }, known(x.decibels) ? fixed(x.decibels, 1) : x.shown_by === "noise" ? "–" : "not at all"),
+  table($("relatives"), ["Network", "Drift, dB", "Compare", "Evidence", "Tags"], found.relatives.map((x) => [
+    linked(x.entry), el("span", { title: x.summary }, known(x.decibels) ? fixed(x.decibels, 1) : x.shown_by === "noise" ? "–" : "unchanged"),
     linkTo({ view: "pair", a: entry.id, b: x.entry.id }, "compare"), x.shown_by, el("span", {}, ...tagged(x.entry.tags)),
   ]), [9]);
 }
@@ -318,8 +366,8 @@ function drawRelatives(found, entry) {
 async function showPair() {
   $("pair-page").hidden = true;
   await working(async (still) => {
-    if (!("DecompressionStream" in window)) throw new Error("This browser cannot read compressed numbers: it needs one from 2023 or later.");
-    if (!state.a || !state.b) throw new Error("The address names no pair of networks.");
+    if (!("DecompressionStream" in window)) throw new Error("This browser cannot decompress the data of this page. Use a browser from 2023 or later.");
+    if (!state.a || !state.b) throw new Error("The URL names no pair of networks.");
     const [first, second] = await Promise.all([ask(`entries/${state.a}`), state.b === state.a ? null : ask(`entries/${state.b}`)]);
     const choices = await ask("entries", { group: first.group, sort: "name", limit: CHOICES });
     if (!still()) return;
@@ -377,7 +425,7 @@ function drawFamilies(found) {
   };
   $("families-words").textContent = found.note;
   $("families").replaceChildren(...roots.filter((i) => under.has(i)).map(branch));
-  const lost = Object.entries(found.left_out).map(([why, count]) => ` Left out: ${counted(count)} ${why}.`).join("");
+  const lost = Object.entries(found.left_out).map(([why, count]) => ` Skipped: ${counted(count)} ${why}.`).join("");
   $("families-alone").replaceChildren(...(alone.length ? [`Without relatives: `, ...alone.flatMap((i, k) => [k ? ", " : "", linked(found.members[i].entry)]), "."] : []), lost);
 }
 
@@ -397,11 +445,11 @@ async function showRecommend() {
 }
 function drawRecommend(found) {
   $("recommend-body").hidden = false;
-  const skipped = found.skipped.map((s) => ` ${counted(s.count)} left out: ${s.why}.`).join("");
+  const skipped = found.skipped.map((s) => ` Skipped ${counted(s.count)}: ${s.why}.`).join("");
   $("by-data-words").textContent = found.linked
-    ? `Of networks linked to a recording of what they were trained on: how far those data are from these, as the reference network sees them (0: the same).${skipped}`
-    : "No network here is linked to a recording of what it was trained on (Zoo.add with trained_on), so nothing can be said.";
-  if (found.by_data.length) table($("by-data"), ["Network", "Distance of its data", "Tags", "Parameters"], found.by_data.map((x) => [linked(x.entry), fixed(x.distance), el("span", {}, ...tagged(x.entry.tags)), many(x.entry.parameters)]), [3]);
+    ? `Distance between the training data of each linked network and this data, in the features of the reference network (0: identical).${skipped}`
+    : "No network here is linked to a recording of its training data. Link them with Zoo.add(..., trained_on=...) or resemblance zoo add --trained-on.";
+  if (found.by_data.length) table($("by-data"), ["Network", "Distance of training data", "Tags", "Parameters"], found.by_data.map((x) => [linked(x.entry), fixed(x.distance), el("span", {}, ...tagged(x.entry.tags)), many(x.entry.parameters)]), [3]);
   else $("by-data").replaceChildren();
   if (found.alike) drawNearest($("alike"), $("alike-words"), found.alike, found.query.id);
   else { $("alike-words").textContent = found.alike_why; $("alike").replaceChildren(); }
@@ -411,16 +459,16 @@ function drawRecommend(found) {
 
 async function showUpload() {
   $("upload-status").textContent = "";
-  $("upload-gloss").textContent = zoo.read_only ? "This zoo is shown read-only." : `A file written by resemblance record, of at most ${sized(zoo.upload_limit)}. It is read as data; nothing in it is run.`;
+  $("upload-gloss").textContent = zoo.read_only ? "This zoo is served read-only." : `A recording (.rsm) of at most ${sized(zoo.upload_limit)}. It is read as data; no code in it is run.`;
   $("upload").hidden = zoo.read_only;
   await working(async () => {});
 }
 async function send() {
   const file = $("file").files[0], status = $("upload-status");
   if (!file) { status.textContent = "Choose a file first."; return; }
-  if (file.size > zoo.upload_limit) { status.textContent = `The file has ${sized(file.size)}; at most ${sized(zoo.upload_limit)} are taken.`; return; }
+  if (file.size > zoo.upload_limit) { status.textContent = `The file is ${sized(file.size)}; the limit is ${sized(zoo.upload_limit)}.`; return; }
   $("send").disabled = true;
-  status.textContent = "Sending and reading …";
+  status.textContent = "Uploading …";
   const query = new URLSearchParams($("upload-tags").value.split(",").map((tag) => tag.trim()).filter(Boolean).map((tag) => ["tag", tag]));
   try {
     const found = await answer(await fetch(`/api/recordings?${query}`, { method: "POST", body: file, headers: { "content-type": "application/octet-stream" }, credentials: "same-origin" }));
@@ -437,10 +485,10 @@ async function send() {
 const SHOW = { map: showMap, entry: showEntry, pair: showPair, families: showFamilies, recommend: showRecommend, upload: showUpload };
 function heading() {
   $("title").textContent = zoo.name;
-  $("summary").textContent = zoo.entries ? `${plural(zoo.entries, "recording")}, on ${plural(zoo.groups.length, "set")} of samples.` : "No recordings yet.";
+  $("summary").textContent = zoo.entries ? `${plural(zoo.entries, "recording")} on ${plural(zoo.groups.length, "sample set")}.` : "No recordings yet.";
   $("damaged").textContent = zoo.damaged ? `${zoo.damaged}.` : "";
   $("damaged").hidden = !zoo.damaged;
-  $("made").textContent = `Shown by resemblance ${zoo.version}${zoo.read_only ? ", read-only" : ""}.`;
+  $("made").textContent = `Served by resemblance ${zoo.version}${zoo.read_only ? ", read-only" : ""}.`;
 }
 async function show() {
   hideTip();
@@ -470,6 +518,7 @@ async function show() {
 }
 followTheme();
 legends();
+for (const button of $("map-zoom").querySelectorAll("button")) button.addEventListener("click", () => $("map").zoom(Number(button.dataset.by)));
 for (const form of document.querySelectorAll("form")) form.addEventListener("submit", (event) => event.preventDefault());
 const kernels = Object.entries(KERNELS).map(([kernel, [name]]) => [kernel, name]);
 radios($("map-kernels"), "map-kernel", kernels, { choose: (kernel) => { state.kernel = kernel; note(); showMap(); } });
