@@ -49,8 +49,8 @@ class NoBackwardError(LayerError):
     def __init__(self, layer: str, kind: str) -> None:
         self.layer = layer
         super().__init__(
-            f"layer {layer!r} ({kind}) is quantised and has no backward pass, so no gradient "
-            "reaches the layers before it; record with `gradients=False`"
+            f"layer {layer!r} ({kind}) is quantised and has no backward pass, so gradients cannot "
+            "reach the layers before it; record with `gradients=False`"
         )
 
 
@@ -132,8 +132,8 @@ def import_optional(module: str, package: str, extra: str) -> ModuleType:
         if broken := broken_torchvision(error):
             raise broken from error
         raise MissingExtra(
-            f"this needs {package}, which is installed but cannot be loaded ({first_line(error)}); "
-            f"install one that fits the rest: {install} --force-reinstall"
+            f"this needs {package}, which is installed but cannot be imported "
+            f"({first_line(error)}); install a compatible version: {install} --force-reinstall"
         ) from error
 
 

@@ -157,7 +157,7 @@ def _finding(base: Representation, of: Threshold, measured: Measurement) -> Find
     needed = None
     if status == "undecided" and measured.can_decide:
         needed = measured.needed
-        on_limit = "it lies so close to the limit that no number of samples would decide"
+        on_limit = "it is so close to the limit that no number of samples would decide"
         reason = _blocks_for(base, needed) if needed else reason or on_limit
     bounds = (measured.bounds.value, measured.bounds.low, measured.bounds.high)
     value, low, high = (None if math.isnan(x) else float(x) for x in bounds)
@@ -173,7 +173,7 @@ def _finding(base: Representation, of: Threshold, measured: Measurement) -> Find
             f"{samples:,} samples are judged"
         )
         if of.quantity not in ("neighbours", "cosine"):  # of which files hold no more
-            assumes += f"; record all of them with `blocks={blocks}`"
+            assumes += f"; record with `blocks={blocks}` to use all of them"
         remarks = (*remarks, assumes)
     return Finding(of, status, value, low, high, measured.layer, needed, reason, remarks)
 

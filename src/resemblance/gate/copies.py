@@ -87,11 +87,13 @@ class Copies(Plotted, Result):
         yield f"Copies of {printable(self.base)}, on {self._count()}."
         for i, name in enumerate(self.name):
             share, layer = self.disagreement[i], self.layer[i]
-            parts = [] if math.isnan(share) else [f"predicts {100 * share:.2g} % differently"]
+            parts = [] if math.isnan(share) else [f"{100 * share:.2g} % of predictions differ"]
             parts += [f"KL {self.kl[i]:.2g} nats"] if not math.isnan(self.kl[i]) else []
             near, cosine = self.neighbours[i], self.cosine[i]
-            parts += [] if math.isnan(near) else [f"{100 * near:.3g} % common neighbours"]
-            parts += [] if math.isnan(cosine) else [f"p01 of cosines {cosine:.4f}"]
+            parts += [] if math.isnan(near) else [f"{100 * near:.3g} % of neighbours in common"]
+            parts += (
+                [] if math.isnan(cosine) else [f"cosine similarity {cosine:.4f} (1st percentile)"]
+            )
             parts += [f"{self.decibels[i]:.1f} dB at {printable(layer)}"] if layer else []
             parts += [self.verdict[i]] if self.verdict[i] else []
             yield f"{printable(name)}: {', '.join(parts) or 'nothing can be compared'}."
@@ -136,8 +138,8 @@ def copies(
         if not same_samples(base, copy):
             which = repr(copy.name) if other is copy else str(other)
             raise MismatchError(
-                f"{which} was recorded on samples other than those of {base.name!r}; leave it out, "
-                "or record it on the same samples"
+                f"{which} was recorded on different samples than {base.name!r}; omit it, or record "
+                "it on the same samples"
             )
         compared = compare(base, copy)
         assert isinstance(compared, FullComparison)
@@ -148,7 +150,7 @@ def copies(
             row["verdict"] = NOT_COMPARABLE
         rows.append(row)
     if not rows:
-        raise DataError("no copy is given to compare; expected one recording or more")
+        raise DataError("no copies to compare: expected at least one recording")
     rows.sort(key=lambda row: [math.inf if math.isnan(x) else x for x in _order(row)])
     tokens = base.settings.tokens_of_each
     samples = base.samples

@@ -60,18 +60,18 @@ class EmbeddingThresholds:
         high = float(np.quantile(by_chance, _CHANCE_QUANTILE))
         found.remarks = (
             f"the {lists.k} nearest neighbours of {lists.queries:,} queries among {lists.pool:,} "
-            f"other samples; bounds are about all queries, given these samples to choose from; "
-            f"unrelated embeddings share {format_near_one(float(by_chance.mean()))}",
+            "different samples; bounds hold for new queries on this pool; unrelated embeddings "
+            f"share {format_near_one(float(by_chance.mean()))}",
         )
         if threshold.limit <= high:
             found.withhold(
-                "the limit is not above chance: unrelated embeddings with these neighbours share "
-                f"up to {format_near_one(high)}; choose a limit above that"
+                "the limit is below the chance level: unrelated embeddings share up to "
+                f"{format_near_one(high)}; choose a higher limit"
             )
         elif repeated := self._repeated:
             found.withhold(
-                f"{repeated:,} of {len(self._vectors[0]):,} samples repeat others, whose nearest "
-                "neighbours are their repetitions by any network; record each sample once"
+                f"{repeated:,} of {len(self._vectors[0]):,} samples are duplicates, whose nearest "
+                "neighbours are each other in any network; record each sample once"
             )
         decides = mean_decides(missing, 1.0, 1 - threshold.limit)
         found.plan(threshold, decides, len(missing))
@@ -86,9 +86,9 @@ class EmbeddingThresholds:
             overlap = float(self._lists.overlap.mean())
             if one.shape[1] != two.shape[1] or overlap >= _SAME_FUNCTION:
                 return Measurement(
-                    reason="the embeddings are not shown to have a common basis, without which "
-                    f"cosines say nothing; they have {format_near_one(overlap)} of their "
-                    "neighbours in common, which min-neighbours judges",
+                    reason="the embeddings do not appear to share a basis, without which cosine "
+                    f"similarity is meaningless; they have {format_near_one(overlap)} of their "
+                    "neighbours in common: use min-neighbours",
                     can_decide=False,
                 )
         cosines = sample_cosines(one, two)
@@ -96,10 +96,11 @@ class EmbeddingThresholds:
         found = Measurement(rate_bounds(float(below.mean()), len(below)))
         at = float(np.quantile(cosines, threshold.allowed))
         found.remarks = (
-            f"p{threshold.percentile:02g} of these {len(below):,} samples is {format_near_one(at)}",
+            f"the {threshold.percentile:02g}th percentile of these {len(below):,} samples is "
+            f"{format_near_one(at)}",
         )
         if not shared and found.status(threshold) != "failed":
-            found.withhold("the embeddings are not shown to have a common basis")
+            found.withhold("the embeddings do not appear to share a basis")
 
         def decides(n: int, generator: np.random.Generator) -> bool:
             drawn = rate_bounds(generator.binomial(n, below.mean()) / n, n)
@@ -145,8 +146,8 @@ def _within_file(found: Measurement) -> Measurement:
     """The same, where so many samples would decide that files do not hold their embeddings."""
     if found.needed is not None and found.needed > MAX_EMBEDDINGS:
         found.reason = (
-            f"about {found.needed:,} samples would decide, and files hold the embeddings of "
-            f"{MAX_EMBEDDINGS:,}; choose a limit further away"
+            f"about {found.needed:,} samples would decide, but a recording holds the embeddings of "
+            f"{MAX_EMBEDDINGS:,} at most; choose a limit further away"
         )
         found.needed, found.can_decide = None, False
     return found

@@ -80,7 +80,7 @@ class LayerThresholds:
             return Measurement(
                 Bounds(float(scores.value[worst]), -1.0, 1.0),
                 scores.layers[worst],
-                reason="its error cannot be judged from so few samples; record more",
+                reason="its standard error cannot be estimated from so few samples; record more",
                 can_decide=False,
             )
         measured = _worst_layer(of, scores.layers, *scores.bounds())
@@ -90,7 +90,7 @@ class LayerThresholds:
         obstacles = self._unmatched(found.without_counterpart()[0])
         if found.matched_by == "similarity" and not self.ignore_unmatched:
             obstacles.append(
-                "layers could only be matched by similarity, which flatters scores; give them the "
+                "layers could only be matched by similarity, which raises scores; give them the "
                 "same names, or set `ignore_unmatched`"
             )
         obstacles += [
@@ -127,8 +127,8 @@ class LayerThresholds:
         )
         if not of_base.any():
             raise DataError(
-                f"no layer of {self.base.name!r} has {kernel} that differ between these samples, "
-                "so there is no score to judge; record other layers, or other data"
+                f"every layer of {self.base.name!r} has constant {kernel} on these samples, so no "
+                "score is defined; record different layers or data"
             )
         names = np.array(found.rows)[rows]
         return list(names[missing & of_base]), list(names[missing & of_copy & ~of_base])
@@ -142,8 +142,8 @@ class LayerThresholds:
         there = np.flatnonzero(~np.isnan(values)).tolist()
         if not there:
             raise DataError(
-                f"no layer of {self.base.name!r} has features that are not zero, so no change of "
-                "them has decibels; record other layers, or other data"
+                f"every layer of {self.base.name!r} has zero features, so no SQNR is defined; "
+                "record different layers or data"
             )
         if zero := [found.layers[i] for i in np.flatnonzero(np.isnan(values))]:
             self.notes.append(make_note("zero-layers", model=self.base.name, layers=zero))
@@ -170,13 +170,13 @@ class LayerThresholds:
         aligned = found.shared or not np.isfinite(found.chance_high).any()
         if not aligned or measured.status(of) == "failed":
             if (same := self._same_function) is not None:
-                return self._in_another_basis(same, "decibels compare unit with unit")
+                return self._in_another_basis(same, "SQNR compares unit by unit")
             if not aligned:
                 return self._not_aligned()
         obstacles += self._unmatched(found.left_out)
         measured.can_decide = False
         measured.reason = (
-            "part of its error is that of the sketch, which more samples do not reduce; choose a "
+            "part of its error comes from the sketch, which more samples do not reduce; choose a "
             "threshold further away"
         )
         return self._concluded(of, measured, obstacles)
@@ -187,14 +187,17 @@ class LayerThresholds:
         Without norms of samples, both are those of an exact number.
         """
         if layer.features.norms is None:
-            why = "the recording holds no norms of samples to judge its error by; record it again"
+            why = (
+                "its standard error needs sample norms, which the recording lacks; record it again"
+            )
             return 0.0, 1e3, why
         samples, tokens = self.base.samples, self.base.settings.tokens
         error = population_error(
             moved, layer.features.norms, samples=samples, tokens=tokens, dim=layer.dim
         )
         why = (
-            "its standard error cannot be trusted, as few samples dominate it; record more samples"
+            "its standard error may be too small, because a few samples dominate; record more "
+            "samples"
         )
         return error.stderr, error.df, why if error.effective_rows < _MIN_SKETCH_ROWS else None
 
@@ -208,8 +211,8 @@ class LayerThresholds:
             prediction_behaviour(self.base, self.copy).disagreement <= _MAX_DISAGREEMENT
         )
         return Measurement(
-            reason="the units of the two networks are not aligned, so decibels do not apply; "
-            f"feature CKA is {least:.3f} at the least similar layer",
+            reason="the units of the two networks are not in the same order, so SQNR does not "
+            f"apply; feature CKA is {least:.3f} at the least similar layer",
             can_decide=False,
             fails=not (agree and least >= _MIN_SIMILARITY),
         )
@@ -224,10 +227,10 @@ class LayerThresholds:
     def _in_another_basis(self, same: SameFunction, why: str) -> Measurement:
         """Undecided: a threshold that does not apply to a copy in another basis."""
         kinds = " and ".join(x for x in BASES[1:] if x in same.basis)
-        known = "the same function in another basis" if same.recognised else "an equal function"
+        known = "the same function in a different basis" if same.recognised else "an equal function"
         return Measurement(
-            reason=f"it does not apply to {known} ({kinds}; predictions are equal but for "
-            f"rounding): {why}. Judge predictions instead, such as by `max_kl`",
+            reason=f"it does not apply to {known} ({kinds}; predictions are equal up to rounding): "
+            f"{why}. Use a threshold on predictions instead, such as `max_kl`",
             can_decide=False,
         )
 
@@ -246,7 +249,7 @@ class LayerThresholds:
             return []
         return [
             f"layers of {self.base.name} without a counterpart in {self.copy.name} were not "
-            f"judged: {', '.join(names)}; name them alike, or set `ignore_unmatched`"
+            f"judged: {', '.join(names)}; give them the same names, or set `ignore_unmatched`"
         ]
 
     def _name_extra(self, names: Sequence[str]) -> None:
@@ -345,13 +348,14 @@ class _Scores(NamedTuple):
             few = float(self.n_eff[self.doubtful].min())
             if few >= self.least:
                 return [
-                    "its standard error cannot be trusted, as a few blocks dominate; record more "
-                    "samples"
+                    "its standard error may be too small, because a few blocks dominate; record "
+                    "more samples"
                 ]
             enough = round_up_two_digits(units * self.least / few)
             return [
-                "its standard error cannot be trusted, as few samples dominate (effective sample "
-                f"size {few:.0f}, at least {self.least:.0f} needed): record about {enough:,} {unit}"
+                "its standard error may be too small, because a few samples dominate (effective "
+                f"sample size {few:.0f}, at least {self.least:.0f} needed): record about "
+                f"{enough:,} {unit}"
             ]
         low, _, _ = self.bounds()
         chance = self.chance_high

@@ -47,15 +47,15 @@ _ROUND_OFF = 1e-9  # of divergences that are equal but for the order of sums
 _SIGMAS = 3.0  # standard errors, beyond which the estimate for a row is not taken to be off
 _MAX_LOG_PROBABILITY = 50.0  # nats: beyond, log probabilities are not told apart
 _ROWS_AT_ONCE = 1024  # rows
-_MSG_ESTIMATED = "KL is estimated from sketches of the probabilities, without bias"
+_MSG_ESTIMATED = "KL is an unbiased estimate from sketches of the probabilities"
 _MSG_LOWER_BOUND = (
-    "a file is from before divergences of more than 1,024 classes could be estimated: only a lower "
-    "bound is known, which can fail a copy but not pass it; record both again, or use "
+    "a recording is from a version that could not estimate divergences beyond 1,024 classes: only "
+    "a lower bound is known, which can fail a copy but not pass it. Record both again, or use "
     "max-disagreement or min gradients"
 )
 _MSG_ONE_CLASS = (
-    "{!r} predicts the same for every sample, which says nothing about the other network; record "
-    "samples of more classes"
+    "{!r} predicts the same class for every sample, which says nothing about the second network; "
+    "record samples of more classes"
 )
 
 
@@ -235,8 +235,8 @@ class OutputThresholds:
             return None
         by_chance = 1 - np.mean(agree[1:]) / p.numel()
         return (
-            f"agreement beyond chance is not shown (p = {p_value:.2g}): unrelated networks with "
-            f"these class frequencies would disagree on {100 * by_chance:.2g} % of samples"
+            f"agreement is not significantly above chance (p = {p_value:.2g}): unrelated networks "
+            f"with these class frequencies would disagree on {100 * by_chance:.2g} % of samples"
         )
 
     def _unrelated_diverge(self, quantity: str, most: float) -> str | None:
@@ -255,7 +255,7 @@ class OutputThresholds:
         if p_value <= _MAX_P_VALUE:
             return None
         return (
-            f"the predictions are not shown to be related (p = {p_value:.2g}): between randomly "
+            f"the predictions are not significantly related (p = {p_value:.2g}): between randomly "
             f"paired samples it is {np.mean(means[1:]):.2g} nats"
         )
 

@@ -86,8 +86,8 @@ class CheckpointFiles:
         every = _all_hashes(found.values())
         if sum(len(progress.hashes) for progress in found.values()) > len(every):
             raise FormatError(
-                f"the checkpoints {self._path}* hold some blocks twice; delete those of an older "
-                "pass"
+                f"the checkpoints {self._path}* contain some blocks twice; delete those of an "
+                "earlier run"
             )
         parts = [found[number] for number in own if number in found]
         return _join(parts) if parts else None, _hash_array(every)
@@ -103,20 +103,21 @@ class CheckpointFiles:
         part, content = load_with_checkpoint(file)
         if content is None:
             raise FormatError(
-                f"{file} is a recording, not a checkpoint of a pass; name another file for that"
+                f"{file} is a recording, not a checkpoint; choose a different file for the "
+                "checkpoint"
             )
         try:
             check_part("checkpoint", content, _CHECKPOINT_RULES)
         except FormatError as error:
-            raise FormatError(f"{file} is no checkpoint that can be read ({error})") from error
+            raise FormatError(f"{file} is not a readable checkpoint ({error})") from error
         wanted = {"Resemblance version": __version__, "torch version": torch.__version__}
         stored = {"Resemblance version": part.made.resemblance, "torch version": part.made.torch}
         for name, value in (wanted | self._of).items():
             if (before := (content["of"] | stored).get(name)) != value:
                 raise MismatchError(
-                    f"{file} is the checkpoint of a different pass: {name} was {before!r} and is "
-                    f"now {value!r}. Resume with the same model, data, settings and versions, or "
-                    "delete the checkpoint"
+                    f"{file} is the checkpoint of a different recording: {name} was {before!r} and "
+                    f"is now {value!r}. Resume with the same model, data, settings and versions, "
+                    "or delete the checkpoint"
                 )
         return RecordedBlocks(part, {i: x for i, x in enumerate(content["hashes"]) if x})
 
@@ -198,8 +199,8 @@ def with_verification(
                 for piece in part.pieces:
                     if piece.ends and seen.block_hash(piece.block) != hashes[piece.block]:
                         what = (
-                            f"block {piece.block}, which holds sample {part.name(start)}, has "
-                            "different samples or labels now"
+                            f"block {piece.block}, which contains sample {part.name(start)}, now "
+                            "has different samples or labels"
                         )
                         raise MismatchError(_MSG_DATA_CHANGED.format(what))
                     start += len(piece.indices)

@@ -24,8 +24,8 @@ def rank_and_count() -> tuple[int, int]:
     """Which process this is, of how many."""
     if not dist.is_available() or not dist.is_initialized():
         raise DataError(
-            '`shard="ranks"` shares a pass among the processes of torch.distributed, and no group '
-            "of them is initialised; start with torchrun and call "
+            '`shard="ranks"` splits the data among the processes of torch.distributed, but no '
+            "process group is initialised; start with torchrun and call "
             "torch.distributed.init_process_group, or record shards with `shard=(i, n)`"
         )
     return dist.get_rank(), dist.get_world_size()
@@ -50,8 +50,8 @@ def raise_if_any_failed(trouble: Exception | None = None) -> None:
     for rank, theirs in enumerate(told):
         if theirs is not None:
             raise OtherRankFailedError(
-                f"process {rank} of {count} failed, so nothing was recorded ({theirs}); mend that "
-                "and start all of them again"
+                f"process {rank} of {count} failed, so nothing was recorded ({theirs}); fix the "
+                "error and restart all processes"
             )
 
 
@@ -73,7 +73,7 @@ def record_in_all_ranks(
         whole[0] = whole[0].without_sums()  # most of its bytes, which nobody needs any more
     _communicate(dist.broadcast_object_list, whole, src=0)
     if isinstance(whole[0], str):
-        raise DataError(f"what the processes recorded does not fit together: {whole[0]}")
+        raise DataError(f"the recordings of the processes are inconsistent: {whole[0]}")
     if whole[0] is None:
         raise DataError("nothing was recorded: no process had a sample")
     return whole[0]
@@ -116,8 +116,8 @@ def _communicate(talk: Callable[..., Any], *words: Any, **more: Any) -> None:
         talk(*words, **more)
     except RuntimeError as error:  # of which torch's own errors are kinds
         raise DataError(
-            f"another process of the job is gone ({first_line(error)}); nothing was recorded: see "
-            "what it said, and start all of them again"
+            f"a different process of the job has exited ({first_line(error)}), so nothing was "
+            "recorded; see its output, and restart all processes"
         ) from error
 
 
@@ -125,6 +125,6 @@ def refuse_sharded_weights(model: nn.Module) -> None:
     """Refuse to share the data of a network that runs in all processes at once."""
     if any(map(is_sharded, model.parameters())):
         raise DataError(
-            '`shard="ranks"` gives every process a share of the data, but the network\'s weights '
-            "are spread over them, so that all must run every sample together; leave out `shard`"
+            '`shard="ranks"` gives every process a shard of the data, but the network\'s weights '
+            "are sharded over the processes, which must all run every sample; omit `shard`"
         )

@@ -264,7 +264,10 @@ def find_logits_reader(
     z, drawn = reader(run.outputs), run.trial.drawn
     most, what = (MAX_LABELS, "labels") if reader.independent else (MAX_CLASSES, "classes")
     if z.shape[-1] > most:
-        warn(f"no predictions are kept: files hold up to {most:,} {what}, not {z.shape[-1]:,}")
+        warn(
+            f"predictions are not stored: a recording holds up to {most:,} {what}, found "
+            f"{z.shape[-1]:,}"
+        )
         return None
     one_each = z.shape[:2] == (num_samples(run.trial.samples), 1 if drawn is None else drawn.length)
     return reader if one_each else None
@@ -278,7 +281,8 @@ def find_embeddings(run: ModelPass, logits: LogitsReader, pool: Pool) -> Embeddi
     reader = find_embeddings_reader(logits, run.outputs, samples, pool)
     if reader is not None and (width := reader(run.outputs).shape[-1]) > MAX_DIMENSIONS:
         warn(
-            f"no embeddings are kept: files hold up to {MAX_DIMENSIONS:,} dimensions, not {width:,}"
+            f"embeddings are not stored: a recording holds up to {MAX_DIMENSIONS:,} dimensions, "
+            f"found {width:,}"
         )
         return None
     return reader

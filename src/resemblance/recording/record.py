@@ -231,8 +231,8 @@ def _without_what_is_lacking(model: Runtime, config: RecordConfig) -> RecordConf
     for name in ("dtype", "compile"):
         if getattr(config, name):
             raise DataError(
-                f"`{name}` is for networks that PyTorch runs, and {model.source} is run by another "
-                "engine; leave it out"
+                f"`{name}` applies to PyTorch models only, and {model.source} runs outside of "
+                "PyTorch; omit it"
             )
     if config.gradients:
         warn(_MSG_NO_GRADIENTS.format(model.source))
@@ -268,7 +268,7 @@ def record_with(
     elif (part := recorder.recorded()) is not None:
         rep = part if config.sums else part.without_sums()
     else:
-        raise DataError("nothing was recorded: there was no sample")
+        raise DataError("nothing was recorded: the data contain no samples")
     if rep.complete and (few := few_samples_note(rep.samples, rep.settings)):
         warn(few)
     return rep
@@ -383,15 +383,14 @@ class _Recorder:
             consumer.finish()
             if begin_parameter_hash(run.model)() != before():
                 raise ResemblanceError(
-                    f"the weights of {config.name!r} changed while it was recorded, as when "
-                    "another thread trains it: the recording would describe no single state of the "
-                    "network. Stop the training for the pass, or record a copy.deepcopy of the "
-                    "model"
+                    f"the weights of {config.name!r} changed during the recording, for example "
+                    "because a different thread trains the model. Pause training while recording, "
+                    "or record a copy.deepcopy of the model"
                 )
         unseen += [taps[i].name for i in sorted(dropped)]
         if unseen:
             some = ", ".join(unseen)
-            warn(f"left out, as they have no row for each position that is recorded: {some}")
+            warn(f"layers skipped, because they have no row for each recorded position: {some}")
         if consumer.order is not None:
             shared = config.share[1] * self.process[1]
             consumer.order.warn_if_sorted(taps[-1].name, kept=config.blocks // shared)
@@ -454,8 +453,8 @@ class _Recorder:
             raise_if_any_failed()  # before anyone writes, so that all read the same
         if done.any() and source.order != "seeded":
             warn(
-                "a stream keeps no place in it: it is read again from its beginning, and the "
-                f"{int(done.sum()):,} blocks that the checkpoint holds are passed over"
+                "a stream cannot be resumed in the middle: it is read again from the start, and "
+                f"the {int(done.sum()):,} blocks in the checkpoint are skipped"
             )
         again = with_verification(source, hashes, run.prepare, config.seed)
         consumer = CheckpointedPass(files, before, every, **sums)
@@ -514,7 +513,7 @@ class _Recorder:
         if free is not None and needed > free:
             raise DataError(
                 f"recording {len(taps)} layers takes about {needed / 1e9:.0f} GB of memory, and "
-                f"{free / 1e9:.0f} GB are available. Name fewer layers, or take less of each: "
+                f"{free / 1e9:.0f} GB are available. Record fewer layers, or less of each: "
                 "`gradients=False`, fewer `buckets` or a smaller `max_dim`"
             )
 
@@ -552,18 +551,18 @@ def _pass_key(
 
 _MEMORY_OVERHEAD = 1.5  # memory that was measured, over what `estimate_layer_bytes` counts
 _MSG_NO_GRADIENTS = (
-    "{} has no gradients, because PyTorch does not run it; `gradients=False` leaves them out "
-    "without this note"
+    "{} has no gradients, because it runs outside of PyTorch; pass `gradients=False` to silence "
+    "this note"
 )
 _MSG_MIXES_SAMPLES = "{}: {}. Pass the `batch_size` that it will be used with"
 _MSG_POSITIONS = (
-    "the network predicts something at every position of a sequence, and a sample is a whole "
-    'sequence here, its loss the mean over positions; `unit="token"` records single tokens, and '
-    '`unit="sample"` says that this is meant'
+    "the network predicts at every position of a sequence, but whole sequences are recorded as "
+    'samples, with the loss averaged over positions. Pass `unit="token"` to record single tokens, '
+    'or `unit="sample"` to silence this warning'
 )
 _MSG_PADDED = (
-    'sequences are padded and `pool="flatten"` records the padding as well; use `pool="mean"`, '
-    '"first" or "last", which honour the attention mask'
+    'sequences are padded and `pool="flatten"` records the padding too; use `pool="mean"`, '
+    '"first" or "last", which respect the attention mask'
 )
 
 

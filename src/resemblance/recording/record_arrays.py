@@ -181,7 +181,7 @@ def _count_rows(
     parts = (f, g or {}, predicted)
     lengths = {key: len(value) for part in parts for key, value in part.items()}
     if not f or len(set(lengths.values())) != 1:
-        raise DataError(f"expected arrays of one length, found {lengths or 'none'}")
+        raise DataError(f"expected arrays of equal length, found {lengths or 'none'}")
     shapes = [{key: tuple(value.shape) for key, value in part.items()} for part in (f, g or f)]
     if list(shapes[0].items()) != list(shapes[1].items()):
         raise DataError(
@@ -224,7 +224,7 @@ def _refuse_beside_like(options: Mapping[str, Any]) -> None:
     defaults = inspect.signature(record_arrays).parameters
     for option in _FROM_BASE:
         if options[option] != defaults[option].default:
-            raise DataError(f"`{option}` is taken from the recording in `like`; leave it out")
+            raise DataError(f"`{option}` is taken from the recording in `like`; omit it")
 
 
 def _check_like(
@@ -239,8 +239,8 @@ def _check_like(
         )
     if base.samples > expected and not only_outputs:
         raise DataError(
-            f"{base.name!r} was recorded on {base.samples:,} {base.settings.unit}s and its blocks "
-            f"hold {expected:,}, which is enough for outputs but not for features; record it on "
+            f"{base.name!r} was recorded on {base.samples:,} {base.settings.unit}s, of which its "
+            f"blocks contain {expected:,}: enough for outputs, but not for features; record it on "
             "fewer samples"
         )
     known = base.predictions
@@ -255,7 +255,7 @@ def _check_like(
         return
     if known is None or known.labels is None:
         if base.settings.unit == "token":
-            raise DataError(f"labels of tokens come from `like`, and {base.name!r} has none")
+            raise DataError(f"labels of tokens are taken from `like`, and {base.name!r} has none")
         return
     labels = _pick(arrays["labels"], torch.arange(total)).reshape(known.labels.shape)
     if wrong := int(((labels != known.labels) & (known.labels >= 0)).sum()):
@@ -377,9 +377,9 @@ class _Predictions:
         reader = find_embeddings_reader(self.reader, few, len(few), "flatten")
         if reader is None and self.reader.option == "none":
             raise DataError(
-                '`logits="none"` takes outputs for embeddings: expected an array (N, d) of two '
-                f"dimensions or more, found shape {tuple(self.arrays['outputs'].shape)}; leave "
-                "outputs out, or say in `logits` what they are"
+                '`logits="none"` treats outputs as embeddings: expected an array (N, d) of two '
+                f"dimensions or more, found shape {tuple(self.arrays['outputs'].shape)}; omit the "
+                "outputs, or set `logits` to what they are"
             )
         return reader
 

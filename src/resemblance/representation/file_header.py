@@ -84,6 +84,6 @@ def refuse_checkpoint(path: object, checkpoint: Any) -> None:
     """An error for a file that a pass is still to go on with."""
     if checkpoint is not None:
         raise FormatError(
-            f"{path} is the checkpoint of a pass that has not come to its end; start the pass "
-            "again with the same checkpoint, and it goes on"
+            f"{path} is the checkpoint of an unfinished recording; run the same recording with the "
+            "same checkpoint again to resume it"
         )

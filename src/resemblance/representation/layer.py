@@ -182,8 +182,7 @@ class Layer:
         found: Recorded | None = getattr(self, kind)
         if found is None:
             raise MismatchError(
-                f"layer {self.name!r} holds no {kind}: it was recorded without; record again with "
-                f"{_OPTION_TO_RECORD[kind]}"
+                f"layer {self.name!r} has no {kind}; record again with {_OPTION_TO_RECORD[kind]}"
             )
         return found
 
@@ -256,8 +255,7 @@ class Layer:
 
     def _refuse(self, kind: Kind, what: str) -> NoReturn:
         raise MismatchError(
-            f"layer {self.name!r} holds no {what} of {kind}: it was recorded without; record again "
-            f"with {what} above 0"
+            f"layer {self.name!r} has no {what} of {kind}; record again with {what} above 0"
         )
 
     def without_sums(self) -> Layer:

@@ -55,7 +55,9 @@ def merge(parts: Iterable[RepresentationLike], *, keep_sums: bool = False) -> Re
     taken = sorted(shard for part in shards for shard in part.data.shards)
     twice = {shard for shard in taken if taken.count(shard) > 1}
     if twice and len({number for _, number in taken}) == 1:
-        raise MismatchError(f"shards overlap: {sorted(twice)} came more than once; drop the copies")
+        raise MismatchError(
+            f"shards overlap: {sorted(twice)} appear more than once; remove the duplicates"
+        )
     for part in shards:
         _refuse_miscounted(part)
     whole = join_parts(shards)
@@ -79,7 +81,7 @@ def join_parts(parts: Sequence[Representation]) -> Representation:
     if len(set(numbers)) < len(numbers):
         twice = next(number for number in numbers if numbers.count(number) > 1)
         raise MismatchError(
-            f"block {twice} of {first.name!r} is in more than one part; merge every block once"
+            f"block {twice} of {first.name!r} is in more than one shard; merge every block once"
         )
     order = sorted(range(len(numbers)), key=numbers.__getitem__)
     sizes = [size for part in parts for size in part.block_sizes]
@@ -235,7 +237,7 @@ def _refuse_unmergeable(a: Representation, b: Representation) -> None:
     for part in (a, b):
         if part.settings.buckets and not part.mergeable:
             raise MismatchError(
-                f"{part.name!r} dropped its accumulators; record it with `shard=(i, n)` or "
+                f"{part.name!r} has no accumulators; record it with `shard=(i, n)` or "
                 "`keep_sums=True`"
             )
     settings = zip(asdict(a.settings).items(), asdict(b.settings).values(), strict=True)
@@ -263,6 +265,6 @@ def _refuse_unmergeable(a: Representation, b: Representation) -> None:
     for what, left, right in pairs:
         if not settings_agree(left, right):
             raise MismatchError(
-                f"these are not shards of one pass: {what} differs, {left!r} and {right!r}; "
+                f"these are not shards of one recording: {what} differs ({left!r} and {right!r}); "
                 "record them again with the same model, data and settings"
             )

@@ -88,11 +88,11 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     # estimators
     "by-keys": (
         "estimated from buckets, which pair samples by their keys: both recordings used the same "
-        "samples in a different order, so their blocks hold different ones"
+        "samples in a different order, so their blocks contain different samples"
     ),
     "from-buckets": (
-        "estimated from buckets, which hold all samples: a few samples dominate these kernels, and "
-        "most of those are outside the blocks"
+        "estimated from buckets, which contain all samples: a few samples dominate these kernels, "
+        "and most of them are outside the blocks"
     ),
     "tokens-in-buckets": (
         "standard errors are too small: buckets treat the tokens of a sequence as independent"
@@ -108,31 +108,33 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "no-predictions": "predictions are not compared: {reason}",
     "other-gradients": "gradients are not compared: {difference}",
     "matched-by-similarity": "layers were matched by similarity, which raises scores",
-    "zero-layers": "layers of {model} that are zero have no decibels: {layers}",
+    "zero-layers": "layers of {model} with zero output have no SQNR: {layers}",
     "ignored-layers": "layers of {model} without a counterpart are ignored: {layers}",
     "extra-layers": "layers of {model} without a counterpart are not judged: {layers}",
     # blocks that are exchanged
-    "weights-outside": "weights in none of the blocks differ as well: {weights}",
+    "weights-outside": "weights outside of all blocks differ too: {weights}",
     "shared-weights": (
-        "blocks share weights with what is outside of them ({weights}) and were exchanged alone; a "
-        "copy that keeps one of them in full precision must keep both, or no longer tie them"
+        "some blocks are tied to weights outside of them ({weights}) and were exchanged alone; a "
+        "copy that keeps one in full precision must keep both, or untie them"
     ),
     "not-alone": (
-        "{blocks}: alone, such a block changes the outputs more than {times:g} times as much as "
-        "the whole copy does. Blocks that were changed together, as by folding norms into weights "
-        "or by turning the basis, cannot be judged alone: trust what was verified, not the ranking"
+        "{blocks}: exchanged alone, such a block changes the outputs more than {times:g} times as "
+        "much as the whole copy. Blocks that were changed together (norms folded into weights, a "
+        "rotated basis) cannot be ranked alone: rely on the verified set, not on the ranking"
     ),
     # recommendations
-    "query": "From {samples:,} {what}, one pass of each candidate.",
+    "query": "Ranked on {samples:,} {what}; each candidate was run once.",
     "no-first-look": (
-        "No candidate is linked to a recording of its training data, so they were run in the order "
-        "in which they were passed."
+        "No candidate is linked to a recording of its training data, so candidates were run in the "
+        "order given."
     ),
     "no-reference": (
         "{linked} of {candidates} candidates are linked to a recording of their training data. "
-        "Pass `reference` to rank them before any is run."
+        "Pass `reference` to rank these before running any."
     ),
-    "first-look": "{ordered} of {candidates} candidates were ranked before they were run{rest}.",
+    "first-look": (
+        "{ordered} of {candidates} candidates were first ranked by their training data{rest}."
+    ),
 }
 
 

@@ -198,8 +198,8 @@ class Representation:
             return self.layers[int(key)]
         if not isinstance(key, str):
             raise LayerError(
-                f"expected a layer's name or its number below {len(self)}, found {key!r}; "
-                "`layers` is a tuple of them all, which can be sliced"
+                f"expected the name of a layer or an index below {len(self)}, found {key!r}; slice "
+                "`layers` to get several"
             )
         for layer in self.layers:
             if layer.name == key:
@@ -339,7 +339,7 @@ class Representation:
             The copy, which shares its tensors.
         """
         if not isinstance(name, str):
-            raise DataError(f"name must be a text; found {name!r}")
+            raise DataError(f"name must be a string; found {name!r}")
         return replace(self, model=replace(self.model, name=name))
 
     def save(self, path: str | os.PathLike[str]) -> Path:

@@ -155,8 +155,8 @@ class Behaviour(StoredResult):
             out += f" KL of single samples: {', '.join(each)}."
         if self.shared_errors is not None:
             out += (
-                f" Of what either gets wrong, both are wrong in the same way on "
-                f"{_percent(self.shared_errors)}."
+                f" Of the errors of either network, {_percent(self.shared_errors)} are shared "
+                "(same wrong class)."
             )
         yield out
 
@@ -281,7 +281,7 @@ def comparable_outputs(
     """The outputs of two networks, or an error that says why they cannot be compared."""
     if (why := predictions_obstacle(a, b)) is not None:
         raise MismatchError(
-            f"what {a.name!r} and {b.name!r} predict cannot be compared: {why}{advice}"
+            f"the predictions of {a.name!r} and {b.name!r} cannot be compared: {why}{advice}"
         )
     assert a.predictions is not None
     assert b.predictions is not None
@@ -299,18 +299,18 @@ def predictions_obstacle(a: Representation, b: Representation) -> str | None:
         if rep.predictions is None:
             if rep.made.logits == "none":
                 return (
-                    f"{rep.name!r} has none of its outputs, as they were not recognised as "
-                    "predictions; record it again and pass `logits`, which says what they are"
+                    f"{rep.name!r} has no outputs, because they were not recognised as "
+                    "predictions; record it again with `logits` set to what they are"
                 )
             return (
-                f"{rep.name!r} has none of its outputs: its file is from before they were kept, or "
-                "it was recorded without them, or its outputs are no logits of one prediction a "
-                "sample; record it again"
+                f"{rep.name!r} has no outputs: the recording is from a version that did not store "
+                "them, was made without them, or the outputs are not one prediction per sample; "
+                "record it again"
             )
         if (bad := rep.predictions.undefined) > 0:
             return (
-                f"{rep.name!r} predicted NaN for {bad:,} of {rep.predictions.rows:,} samples; "
-                "repair the model and record it again"
+                f"{rep.name!r} predicted NaN for {bad:,} of {rep.predictions.rows:,} samples; fix "
+                "the model and record it again"
             )
         found.append(rep.predictions)
     p, q = found

@@ -74,7 +74,7 @@ class BehaviourMatrix(Content):
         """Why the predictions of two networks cannot be compared, or None if they can."""
         one, two = self._predicts(i), self._predicts(j)
         if one is None or two is None:
-            return f"{self.models[i if one is None else j]!r} has none of its outputs"
+            return f"{self.models[i if one is None else j]!r} has no outputs"
         if one == two:
             return None
         if one.split()[1] == two.split()[1]:
@@ -96,15 +96,15 @@ class BehaviourMatrix(Content):
             by_kind.setdefault(self._predicts(at), []).append(name)
         if without := by_kind.pop(None, []):
             out.append(
-                f"No predictions are known of {join_names(without)}: outputs are "
-                "stored where a sample has one prediction, and not in files from before they were "
-                "stored. Record those networks again; embeddings are compared by `behaviour`, two "
-                "networks at a time."
+                f"No predictions are stored for {join_names(without)}: their recordings are from "
+                "an older version, or their outputs are not one prediction per sample. Record "
+                "those networks again; use `behaviour` to compare the embeddings of two networks."
             )
         if len(by_kind) > 1:
             kinds = (f"{kind} ({join_names(names)})" for kind, names in by_kind.items())
             out.append(
-                f"Predictions are compared among networks of as many classes: {'; '.join(kinds)}."
+                "Predictions are compared between networks with the same number of classes: "
+                f"{'; '.join(kinds)}."
             )
         if self.js_missing is not None:
             out.append(self.js_missing)
@@ -141,8 +141,8 @@ def behaviour_matrix(reps: Sequence[Representation]) -> BehaviourMatrix:
     js_missing = None
     if cost > _MAX_COST:
         js_missing = (
-            f"The divergence of predictions was left out: {cost:.1g} probabilities would be read "
-            f"for it, more than {_MAX_COST:.0g}; `behaviour` has it for any two."
+            f"The divergence of predictions was skipped: it would read {cost:.1g} probabilities "
+            f"(limit: {_MAX_COST:.0g}). Use `behaviour` for two networks."
         )
     exact = True
     for group in groups.values():

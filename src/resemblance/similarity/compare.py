@@ -71,27 +71,28 @@ from .same_function import EXACT, SameFunction, recognise
 from .stored_kernels import has_full_gram
 
 _MSG_WHOLE_ONLY = (
-    "index {0!r} needs the full Gram matrix of the same samples, which a recording holds for up to "
-    "1,024 samples (`unit='sample'`); found {1:,} and {2:,} samples. Record both on at most 1,024"
+    "index {0!r} needs the full Gram matrix of the same samples, which a recording contains for up "
+    "to 1,024 samples (`unit='sample'`); found {1:,} and {2:,} samples. Record both on at most "
+    "1,024"
 )
 _MSG_REGISTER_BLOCKS = (
-    ", or register {0!r} with `blocks=True` if its mean over blocks estimates the same"
+    ", or register {0!r} with `blocks=True` if its mean over blocks is a valid estimate"
 )
 _MSG_NO_PERMUTATIONS = (
     "`permutations` needs the full Gram matrix of the same samples at every layer, from which {1} "
     "is computed for up to {0:,} samples (`unit='sample'`); found {2:,} samples and the estimator "
-    "{3!r}. Record both on at most {0:,}, or leave `permutations` out"
+    "{3!r}. Record both on at most {0:,}, or omit `permutations`"
 )
 _MSG_NOTHING_TO_PERMUTE = (
-    "{0} pairs no samples, so permuting them changes nothing; leave `permutations` out"
+    "{0} does not pair samples, so permuting them changes nothing; omit `permutations`"
 )
 _MIN_DEBIASED_SAMPLES = 4  # samples
 _MSG_NO_RATIO = (
-    "`estimator='ratio'` is not offered for tokens, whose norms say nothing about which sequence "
-    "they are of; use `estimator='blocks'`"
+    "`estimator='ratio'` is not available for tokens, whose norms do not identify their sequence; "
+    "use `estimator='blocks'`"
 )
 _MSG_NO_BLOCKS = (
-    "scores cannot be judged: {}. Record both networks on the same samples, with one seed and one "
+    "scores cannot be judged: {}. Record both networks on the same samples, with the same seed and "
     "block size"
 )
 
@@ -564,6 +565,6 @@ def check_enough_samples(a: Representation, asked: CompareConfig) -> None:
     if a.samples < fewest:
         kernels = " of centred kernels" if debiased else ""
         raise MismatchError(
-            f"{asked.index}{kernels} takes {fewest} samples at least, "
-            f"found {a.samples}; record more, or use `index='cka'`"
+            f"{asked.index}{kernels} needs at least {fewest} samples, found {a.samples}; record "
+            "more, or use `index='cka'`"
         )

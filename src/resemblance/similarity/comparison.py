@@ -124,7 +124,7 @@ class Comparison(Plotted, StoredResult):
             if part.kernel == kernel:
                 return part
         held = " and ".join(repr(part.kernel) for part in self.parts)
-        raise KeyError(f"no comparison by {kernel!r}; there is {held}")
+        raise KeyError(f"no comparison for kernel {kernel!r}; available: {held}")
 
     @classmethod
     def _from_dict(cls, content: Mapping[str, Any], where: str = "") -> Self:
@@ -380,7 +380,7 @@ class KernelComparison(Comparison):
         """
         for model, names in zip(self.models, self.without_counterpart(), strict=True):
             if names:
-                yield f"Without a counterpart, of {printable(model)}: {join_names(names)}."
+                yield f"Layers of {printable(model)} without a counterpart: {join_names(names)}."
 
     def by_layer(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Score, standard error and chance level of each row with its counterpart.
@@ -459,7 +459,7 @@ class KernelComparison(Comparison):
             return None
         count = self.samples[0] // (self.tokens or 1)
         what = "samples" if self.tokens is None else "sequences"
-        out = f"Kernels rest on {_range_text(samples)} of {count:,} {what} (n_eff)"
+        out = f"Effective sample size {_range_text(samples)} of {count:,} {what} (n_eff)"
         if self.effective_blocks is not None:
             blocks = self.of_counterparts(self.effective_blocks)
             out += f", scores on {_range_text(blocks)} blocks" if np.isfinite(blocks).any() else ""
@@ -473,7 +473,7 @@ class KernelComparison(Comparison):
         else:
             there = self.counterparts()[0]
             missing = int(np.isnan(value[there]).sum())
-            without = f" ({missing} without a score left out)" if missing else ""
+            without = f" ({missing} layers without a score excluded)" if missing else ""
             most, least = (
                 f"{printable(self.rows[i])} ({_score_with_error(value[i], error[i])})"
                 for i in (np.nanargmax(value), np.nanargmin(value))
@@ -484,9 +484,9 @@ class KernelComparison(Comparison):
             )
             if chance is not None:
                 lines.append(
-                    f"Samples paired at random would score {np.nanmean(chance[0]):.3f} on average; "
-                    f"{(value > chance[1]).sum()} of {len(there)} layers are above the chance "
-                    "level (95 %)."
+                    f"Randomly paired samples would score {np.nanmean(chance[0]):.3f} on average; "
+                    f"{(value > chance[1]).sum()} of {len(there)} layers are above the 95 % chance "
+                    "level."
                 )
             if self.permuted_best is not None:
                 best = self.best()
@@ -594,7 +594,7 @@ class FullComparison(Comparison):
     def __getattr__(self, name: str) -> Any:
         if hasattr(KernelComparison, name) or name in KernelComparison.__dataclass_fields__:
             raise AttributeError(
-                f"{name!r} belongs to one kernel, and this comparison holds features and "
+                f"{name!r} belongs to a single kernel, but this comparison has features and "
                 f'gradients: use c["features"].{name}, or compare with `kernel="features"`'
             )
         raise AttributeError(f"a comparison has no {name!r}")

@@ -173,7 +173,7 @@ class ComparisonMatrix(Plotted, StoredResult):
     def _sentences(self) -> list[str]:
         lines = [f"{len(self.models)} networks: {printable(self.heading)}."]
         if ends := self._ends(self.scores, self.stderr, "{:.3f}", 1.0):
-            most = f"Least alike are {ends[0]}, most alike {ends[1]}."
+            most = f"Least similar: {ends[0]}. Most similar: {ends[1]}."
             lines.append(f"Alike: {ends[0]}." if ends[0] == ends[1] else most)
         else:
             lines.append("No pair of networks has a defined score.")
@@ -186,7 +186,7 @@ class ComparisonMatrix(Plotted, StoredResult):
                 between = f"least between {ends[0]} and most between {ends[1]}"
                 if ends[0] == ends[1]:
                     between = f"between {ends[0]}"
-                lines.append(f"Predictions differ {between}, of {shares.samples:,} {what}.")
+                lines.append(f"Predictions differ {between} ({shares.samples:,} {what}).")
         return [*lines, *self.behaviour_missing]
 
     def _ends(
@@ -215,8 +215,8 @@ class ComparisonMatrix(Plotted, StoredResult):
         groups, (below, above) = cut_tree(self.clusters())
         named = "; ".join(join_names([self.models[i] for i in group]) for group in groups)
         return (
-            f"Groups by average linkage, which are merged at {1 - below:.2f} or more, and with "
-            f"each other at {1 - above:.2f} or less: {named}."
+            f"Groups by average linkage (within groups at least {1 - below:.2f}, between groups at "
+            f"most {1 - above:.2f}): {named}."
         )
 
     def _maps(self) -> Iterator[HeatMap]:

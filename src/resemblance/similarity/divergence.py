@@ -101,8 +101,8 @@ class LayerDivergence:
                 f"No significant drop of {self.kernel} at any of {len(self.tested)} layers (more "
                 f"than {least:g}{unit})."
             )
-        what = "the signal-to-noise ratio" if unit else "the score"
-        start = " from what rounding allows" if unit else ""
+        what = "SQNR" if unit else "the score"
+        start = " from the level of rounding" if unit else ""
         since = start if self.before is None else f" from {printable(self.before)}"
         form = ".1f" if unit else ".2g"
         first = f"{self.kernel} first diverge at {printable(self.layer)}"
@@ -122,7 +122,7 @@ def first_divergence(of: KernelComparison, least: float | None = None) -> LayerD
     """
     replicates = _checked_replicates(of)
     if least is not None and not (isinstance(least, Real) and 0 <= least < 1):
-        raise DataError(f"`least` must lie between 0 and 1, as falls do; found {least!r}")
+        raise DataError(f"`least` must be between 0 and 1; found {least!r}")
     direction: Direction = "from the input on"
     scores = of.by_layer()[0]
     order = np.flatnonzero(np.isfinite(scores) & np.isfinite(replicates).all(0))
@@ -130,7 +130,7 @@ def first_divergence(of: KernelComparison, least: float | None = None) -> LayerD
         direction, order = "from the output back", order[::-1]
     if not len(order):
         raise DataError(
-            "no layer has a score with a standard error, so no fall can be tested; record layers "
+            "no layer has a score with a standard error, so no drop can be tested; record layers "
             "that are not constant on these data, on more samples"
         )
     fall = -np.diff(scores[order], prepend=1.0)
@@ -158,9 +158,9 @@ def _checked_replicates(of: KernelComparison) -> np.ndarray:  # (groups, rows)
     """The scores with groups left out, or an error that says why falls cannot be tested."""
     if of.kernel not in MIN_DROPS:
         raise DataError(
-            f"the {of.kernel} kernel is changed by what lies before a layer and by what lies "
-            "behind it, so it has no direction in which to look for where networks part; compare "
-            "with `kernel='features'` or `kernel='gradients'`"
+            f"the {of.kernel} kernel depends on the layers before and after, so there is no "
+            "direction in which to search for a divergence; compare with `kernel='features'` or "
+            "`kernel='gradients'`"
         )
     if not of.paired:
         raise DataError(
@@ -169,14 +169,13 @@ def _checked_replicates(of: KernelComparison) -> np.ndarray:  # (groups, rows)
         )
     if of.replicates is None:
         raise DataError(
-            "this comparison does not hold its scores with groups of samples left out, by which "
-            "falls between layers are tested, as those saved by version 0.1 do not; compare the "
-            "recordings again"
+            "this comparison has no jackknife replicates, which the test needs (version 0.1 did "
+            "not save them); compare the recordings again"
         )
     if len(of.replicates) < 2:
         raise DataError(
-            f"falls between layers are tested by leaving out groups of samples; expected two or "
-            f"more of them, found {len(of.replicates)}; record more samples, or smaller blocks"
+            "the test needs at least two groups of samples to leave out, found "
+            f"{len(of.replicates)}; record more samples, or smaller blocks"
         )
     return of.replicates
 
@@ -201,8 +200,8 @@ def first_drift(of: Coordinates, least: float) -> LayerDivergence:
     """The first layer that moved by more than `least` decibels; see `Coordinates.parting`."""
     if not of.shared:
         raise DataError(
-            f"{of.models[0]!r} and {of.models[1]!r} share no coordinates, so no layer moved from "
-            "one to the other; compare features instead, with `kernel='features'`"
+            f"the units of {of.models[0]!r} and {of.models[1]!r} are not in the same order, so "
+            "drift is not defined; compare features instead, with `kernel='features'`"
         )
     if not least > 0:
         raise DataError(f"`least` must be a number of decibels above 0; found {least!r}")

@@ -99,9 +99,9 @@ class Coordinates(StoredResult):
         counterparts: for each layer, its counterpart in `b`.
         matched_by: how layers were matched: by name or by position.
         kinds: features, and gradients where both recordings have them.
-        decibels: −10 log₁₀ ‖X_a − X_b‖² / ‖X_a‖², the signal-to-noise ratio: 20 for a change of a
-            tenth, 0 for one as large as the activations; infinite where nothing changed. An array
-            (kinds, layers), like the next five.
+        decibels: −10 log₁₀ ‖X_a − X_b‖² / ‖X_a‖², the signal-to-noise ratio: 20 for a
+            relative error of a tenth, 0 for an error as large as the activations; infinite
+            where nothing changed. An array (kinds, layers), like the next five.
         decibels_stderr: standard error of the decibels.
         cosine: cosine of X_a and X_b; of features after subtracting their means.
         cosine_stderr: standard error of the cosine.
@@ -180,7 +180,7 @@ class Coordinates(StoredResult):
     def _text(self) -> str:
         share = "none shared"
         if self.shared:
-            share = f"shared, {np.nanmin(self.decibels[0], initial=np.inf):.1f} dB or more"
+            share = f"same unit order, {np.nanmin(self.decibels[0], initial=np.inf):.1f} dB or more"
         return f"{self.models[0]!r}, {self.models[1]!r}, {len(self.layers)} layers, {share}"
 
     @property
@@ -247,21 +247,22 @@ class Coordinates(StoredResult):
         at = np.flatnonzero(self.shared_layers)
         if self.shared:
             lines.append(
-                f"They share coordinates, as {len(at)} of {len(self.layers)} layers show "
-                f"(false alarms: {self.alarms:g})."
+                f"Their units are in the same order, as {len(at)} of {len(self.layers)} layers "
+                f"show (false-alarm rate: {self.alarms:g})."
             )
             lines += [self._changed(i) for i in range(len(self.kinds))]
             if (found := self.parting()).found:
                 lines.append(found.sentence)
         else:
             lines.append(
-                "They share no coordinates that could be seen: no layer's cosine is above that of "
-                f"units in another order (false alarms: {self.alarms:g}). Changes by decibels "
-                "mean nothing; use compare, which does not depend on coordinates."
+                "Their units do not appear to be in the same order: no layer's cosine similarity "
+                f"is above that of permuted units (false-alarm rate: {self.alarms:g}). SQNR is "
+                "meaningless here; use compare, which does not depend on the order of units."
             )
         if self.left_out:
             lines.append(
-                f"Without a counterpart of their shape: {', '.join(map(printable, self.left_out))}."
+                "Layers without a counterpart of the same shape: "
+                f"{', '.join(map(printable, self.left_out))}."
             )
         return lines
 
@@ -270,7 +271,7 @@ class Coordinates(StoredResult):
         values, errors = self.decibels[kind], self.decibels_stderr[kind]
         name = self.kinds[kind].capitalize()
         if np.isnan(values).all():
-            return f"{name}: no layer has any to compare."
+            return f"{name}: no layer to compare."
 
         def change_at(i: int) -> str:
             layer = printable(self.layers[i])
@@ -354,8 +355,8 @@ def centred_sketch(layer: Layer, kind: Kind, rep: Representation) -> CentredSket
     sketch, signs = layer.recorded(kind).sketch, layer.sketch_signs
     if sketch is None or signs is None:
         raise MismatchError(
-            f"expected recordings with sketches in coordinates, found {rep.name!r} without "
-            f"(written by version {rep.made.resemblance}); record it again"
+            f"{rep.name!r} has no drift sketches (recorded by version {rep.made.resemblance}); "
+            "record it again"
         )
     return CentredSketch.of(sketch, signs, rep.samples)
 
@@ -386,10 +387,11 @@ def check_subtractable(a: Representation, b: Representation) -> None:
         raise MismatchError(f"expected sketches of one seed; {trouble}; record both with one")
     trouble = pairing_obstacle(a, b)
     if trouble is None and not torch.equal(a.layers[0].sketch_signs, b.layers[0].sketch_signs):  # type: ignore[arg-type]
-        trouble = "other samples were skipped as not finite in one than in the other"
+        trouble = "different samples were skipped as not finite in the two recordings"
     if trouble:
         raise MismatchError(
-            f"expected the same samples in the same places; {trouble}; record both anew on one set"
+            f"the recordings must have the same samples in the same order; {trouble}; record both "
+            "again on the same data"
         )
 
 
@@ -401,7 +403,8 @@ def layer_pairs(
     if matching.by == "similarity":
         raise MismatchError(
             f"expected copies, with layers of the same names or shapes; found {len(a)} layers in "
-            f"{a.name!r} and {len(b)} others in {b.name!r}; use compare, which needs no coordinates"
+            f"{a.name!r} and {len(b)} different ones in {b.name!r}; use compare, which does not "
+            "need the same units"
         )
     together = [(a.layers[i], b.layers[j]) for i, j in enumerate(matching.columns) if j is not None]
     pairs = [(x, y) for x, y in together if (x.dim, x.shape) == (y.dim, y.shape)]
@@ -409,8 +412,8 @@ def layer_pairs(
         x, y = together[0]
         raise MismatchError(
             f"expected layers of equal shape, found {x.shape} at {x.name!r} of {a.name!r} and "
-            f"{y.shape} at {y.name!r} of {b.name!r}, and no others that agree; use compare, which "
-            "needs no coordinates"
+            f"{y.shape} at {y.name!r} of {b.name!r}, and no layers that match; use compare, which "
+            "does not need the same units"
         )
     return matching, pairs
 

@@ -142,13 +142,13 @@ class Flips(Result):
         one, two = map(printable, self.models)
         ties = f"; {sum(self.near_tie):,} of these are near-ties" if self.index else ""
         yield (
-            f"{one} and {two} predict differently for {len(self.index):,} of "
+            f"{one} and {two} predict different classes for {len(self.index):,} of "
             f"{count_samples(self.samples, None)}{ties}."
         )
         if directions := self.directions:
             counts = ", ".join(f"{n:,} {name}" for name, n in sorted(directions.items()))
             p = "" if self.mcnemar is None else f" (McNemar's exact test: p = {self.mcnemar:.2g})"
-            yield f"By the labels: {counts}{p}."
+            yield f"With labels: {counts}{p}."
 
     def _columns(self) -> Mapping[str, Any]:
         return {**{name: getattr(self, name) for name in _COLUMNS}, "near_tie": self.near_tie}

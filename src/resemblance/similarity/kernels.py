@@ -164,19 +164,19 @@ def unsupported_combinations() -> tuple[UnsupportedCombination, ...]:
     adapting = [name for name, kernel in kernels if "adaptation" in kernel.uses]
     rules = (
         UnsupportedCombination(
-            "norms of samples say nothing about {index} of the {kernel} kernel",
+            "{index} of the {kernel} kernel cannot be computed from sample norms",
             "use `estimator='blocks'`",
             kernel=tuple(name for name, kernel in kernels if not kernel.ratio),
             estimator=("ratio",),
         ),
         UnsupportedCombination(
-            "norms of samples give plain CKA alone, not {index}",
+            "sample norms support plain CKA only, not {index}",
             "use `index='cka'`, or `estimator='blocks'`",
             index=tuple(x.name for x in indices if not x.ratio),
             estimator=("ratio",),
         ),
         UnsupportedCombination(
-            "norms of samples are those of uncentred kernels",
+            "sample norms belong to uncentred kernels",
             "use `centre=False`, or `estimator='blocks'`",
             estimator=("ratio",),
             centre=(True,),
@@ -196,7 +196,7 @@ def unsupported_combinations() -> tuple[UnsupportedCombination, ...]:
             error=MismatchError,
         ),
         UnsupportedCombination(
-            "the {kernel} kernel cannot be centred from buckets, which hold no centred {kernel}",
+            "the {kernel} kernel cannot be centred from buckets, which contain no centred {kernel}",
             'use `centre=False`, or `estimator="blocks"` on shared data',
             kernel=tuple(name for name, kernel in kernels if not kernel.linear),
             estimator=("buckets",),
@@ -210,7 +210,7 @@ def unsupported_combinations() -> tuple[UnsupportedCombination, ...]:
             index=tuple(x.name for x in indices if x.name not in for_many),
         ),
         UnsupportedCombination(
-            "{kernel} is not offered for many networks",
+            "{kernel} is not available for many networks",
             "use compare for each pair",
             use=("compare_all",),
             kernel=tuple(name for name, kernel in kernels if "compare_all" not in kernel.uses),
@@ -224,7 +224,7 @@ def unsupported_combinations() -> tuple[UnsupportedCombination, ...]:
         ),
         UnsupportedCombination(
             f"`kernel` must be one of {', '.join(for_ridge)} for kernel ridge; found {{kernel!r}}",
-            "use one of those, whose vectors a new sample has as well",
+            "use one of these kernels, which are defined for new samples",
             use=("ridge",),
             kernel=tuple(name for name, _ in kernels if name not in for_ridge),
         ),

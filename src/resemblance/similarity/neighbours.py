@@ -103,7 +103,7 @@ class EmbeddingBehaviour(StoredResult):
         return replace(self, models=self.models[::-1], dimensions=self.dimensions[::-1])
 
     def _text(self) -> str:
-        share = f"{100 * self.neighbours:.3g} % common neighbours"
+        share = f"{100 * self.neighbours:.3g} % of neighbours in common"
         return f"{self.models[0]!r}, {self.models[1]!r}, {share}, {self.samples:,} samples"
 
     def _sentences(self) -> Iterator[str]:
@@ -117,12 +117,15 @@ class EmbeddingBehaviour(StoredResult):
         )
         if self.cosine is not None and self.cosine_stderr is not None:
             out += (
-                " The cosine of a sample's two embeddings is "
+                " The cosine similarity of a sample's two embeddings is "
                 f"{_with_error(self.cosine, self.cosine_stderr)} on average, "
                 f"{self.cosine_p01:.4f} at the 1st percentile."
             )
         else:
-            out += " No common basis is shown, so cosines of the two embeddings are left out."
+            out += (
+                " The embeddings do not appear to share a basis, so their cosine similarities are "
+                "not reported."
+            )
         yield out
 
     def _columns(self) -> Mapping[str, Any]:

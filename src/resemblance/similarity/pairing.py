@@ -34,19 +34,20 @@ from ..representation.representation import Representation, settings_difference
 from .kernels import Kernel, required_kinds
 
 _MSG_DIFFERENT = "{!r} and {!r} were recorded on different samples: {} and {}. {}"
-_MSG_UNPAIRED = ", or {}, which pairs them by position and says little about the networks"
+_MSG_UNPAIRED = ", or {}, which pairs them by position; such scores have little meaning"
 _MSG_SHARE_SAMPLES = "Record both on the same samples (no labels are needed)"
 _MSG_SHARE_NAME = "Both hold the same samples: record both under one `data_id`, or under none"
 _MSG_REORDERED = (
-    "their data go by one name and hold the same samples, but in another order, so that samples "
-    "would be paired wrongly"
+    "they have the same samples under the same name, but in a different order, so samples would be "
+    "paired wrongly"
 )
 _MSG_REDRAWN = (
-    "of the same sequences other tokens were drawn, as the networks take others for special"
+    "different tokens of the same sequences were drawn, because the networks have different "
+    "special tokens"
 )
 MSG_OTHER_ORDER = (
-    "they hold the same samples by their keys, but in another order, so that their blocks are of "
-    "different ones"
+    "they have the same samples by their keys, but in a different order, so their blocks contain "
+    "different samples"
 )
 _MSG_OTHER_TOKENS = (
     "{!r} and {!r} were recorded token by token with different tokenizers, so their tokens are not "
@@ -116,7 +117,7 @@ def blocks_obstacle(a: Representation, b: Representation, *, paired: bool = True
     if trouble is None and _any_keyed(a, b) and a.block_hashes != b.block_hashes:
         return MSG_OTHER_ORDER
     if trouble is None and not _same_blocks(a, b):
-        return "their blocks hold different samples"
+        return "their blocks contain different samples"
     return trouble or pairing_obstacle(a, b)
 
 
@@ -169,8 +170,8 @@ def incomplete_message(rep: Representation) -> str:
     """What to do with some of the shards of a recording."""
     there, count = len(rep.data.shards), rep.data.shards[0][1]
     return (
-        f"{rep.name!r} is {there} of {count} shards of a recording; record the others and put all "
-        "of them together with merge"
+        f"{rep.name!r} has {there} of {count} shards of a recording; record the missing ones and "
+        "merge all of them"
     )
 
 

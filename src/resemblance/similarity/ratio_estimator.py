@@ -32,8 +32,8 @@ from .kernels import KERNEL_TABLE, CompareConfig, Kernel, required_kinds
 from .pair_statistics import ChanceLevels, PairSums, norm_products
 
 _MSG_NO_NORMS = (
-    "`estimator='ratio'` needs the norm of every sample, which one of the recordings lacks; record "
-    "again, or use `estimator='blocks'`"
+    "`estimator='ratio'` needs the norm of every sample, which one of the recordings does not "
+    "have; record it again, or use `estimator='blocks'`"
 )
 _MIN_EFFECTIVE_SAMPLES = 150  # effective samples in blocks: 512 buckets are then the more accurate
 _GROUPS = 64  # of samples whose norms are known, left out in turn where some are not

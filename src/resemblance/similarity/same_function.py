@@ -1,4 +1,4 @@
-"""Copies that compute the same function in another basis (`SameFunction`).
+"""Copies that compute the same function in a different basis (`SameFunction`).
 
 A copy may be permuted (its units are in another order, or have another sign), rescaled (its units
 are multiplied by numbers that the next layer divides by, as folding norms into weights does), or
@@ -101,27 +101,28 @@ class SameFunction(Content):
         known = [
             f"{basis} at {join_names(found[basis])}" for basis in BASES[1:-1] if basis in found
         ]
-        equal = f"Predictions are equal but for rounding (KL {max(self.kl, 0):.1g} nats)"
+        equal = f"Predictions are equal up to rounding (KL {max(self.kl, 0):.1g} nats)"
         if known:
             kept = (
                 f"; unchanged at {join_names(found['unchanged'])}" if "unchanged" in found else ""
             )
             yield (
-                f"{equal}: the same function in another basis, {'; '.join(known)}{kept}. Decibels "
-                "and cosine compare unit with unit, so they do not apply where units have moved."
+                f"{equal}: the same function in a different basis, {'; '.join(known)}{kept}. "
+                "SQNR and cosine similarity compare unit by unit, so they do not apply to permuted "
+                "or rotated units."
             )
         if any(basis.startswith("rescaled") for basis in found):
             yield (
-                "CKA of features and of gradients changes with the scale of units, so it does not "
-                "apply at rescaled layers either; CKA of f ∘ g (kernel elementwise) does, unless "
-                "they were rotated as well."
+                "CKA of features and of gradients depends on the scale of units, so it does not "
+                "apply to rescaled layers either. CKA of the elementwise kernel f ∘ g does, unless "
+                "units were also rotated."
             )
         if "undecided" in found:
             yield (
                 f"{'Undecided' if known else f'{equal}, but it is undecided'} whether the copy is "
-                f"the same network in another basis at {join_names(found['undecided'])}: neither "
-                "order, scale nor a rotation of its units explains the difference there, or the "
-                "recordings do not hold what would show it (gradients, and `elementwise=True`)."
+                f"the same network in a different basis at {join_names(found['undecided'])}: "
+                "neither a permutation, a rescaling nor a rotation of units explains the difference "
+                "there, or the recordings lack what would show it (gradients, and `elementwise=True`)."
             )
 
 

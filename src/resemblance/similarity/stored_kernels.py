@@ -379,11 +379,11 @@ def checked_kernels(k1: Any, k2: Any) -> tuple[Tensor, Tensor]:
         if k.ndim != 2 or k.shape[0] != k.shape[1] or not len(k):
             raise DataError(f"expected a square kernel matrix, found shape {tuple(k.shape)}")
         if not torch.isfinite(k).all():
-            raise DataError("expected finite kernels, found NaN or Inf; repair the features")
+            raise DataError("expected finite kernels, found NaN or Inf; fix the features")
     if a.shape != b.shape:
         raise DataError(
-            f"expected kernels over the same items, found {len(a)} and {len(b)} of them; "
-            "compare recordings of different data through their buckets"
+            f"expected kernels of the same samples, found {len(a)} and {len(b)} samples; compare "
+            "recordings of different data by their buckets"
         )
     return a, b
 

@@ -118,7 +118,7 @@ class KernelTrajectory(Content):
         from there on; the last checkpoint, if it is so nowhere before. None without a score.
         """
         if not (isinstance(level, Real) and 0 < level <= 1):
-            raise DataError(f"`level` must lie between 0 and 1, as scores do; found {level!r}")
+            raise DataError(f"`level` must be between 0 and 1; found {level!r}")
         score, error = self.against_last()
         sure = score - 2 * np.nan_to_num(error) >= level
         sure[:, -1] = True
@@ -327,7 +327,7 @@ def _first_last_sentence(of: Trajectory, course: KernelTrajectory) -> str:
     means = [float(mean_over_layers(step)[0]) for step in pace.T]
     what = course.kernel.capitalize()
     if np.isnan(value):
-        return f"{what}: no layer has a score at the first and the last checkpoint."
+        return f"{what}: no layer has a score at both the first and the last checkpoint."
     bar = "" if np.isnan(error) else f" ± {error:.3f}"
     out = f"{what}: similarity of first and last checkpoint {value:.3f}{bar}, mean over layers"
     if len(means) > 1 and not np.isnan(means).all():
@@ -391,8 +391,8 @@ def _prediction_sentences(of: Trajectory) -> list[str]:
                 f"{100 * share[i]:.3g} ± {100 * error[i]:.2g} % ({_step_name(of, i)})" for i in some
             )
             lines.append(
-                f"Predictions that differ from the {word} checkpoint's, of {told.samples:,} "
-                f"{what}: {', '.join(numbers)}."
+                f"Predictions that differ from those of the {word} checkpoint ({told.samples:,} "
+                f"{what}): {', '.join(numbers)}."
             )
     return [*lines, *told.missing]
 
@@ -472,12 +472,12 @@ def _step_names(reps: Sequence[Representation], steps: Sequence[Step] | None) ->
         return names if len(set(names)) == len(names) else tuple(range(len(names)))
     if isinstance(steps, str) or not isinstance(steps, Iterable):
         raise DataError(
-            f"`steps` must be a list of numbers or words, one a recording; found {steps!r}"
+            f"`steps` must be a list of numbers or strings, one per recording; found {steps!r}"
         )
     called = tuple(map(_checked_step, steps))
     if len(called) != len(reps) or len(set(called)) != len(called):
         raise DataError(
-            f"`steps` must name each of {len(reps)} recordings differently; found {list(called)}"
+            f"`steps` must be different for each of {len(reps)} recordings; found {list(called)}"
         )
     return called
 
@@ -489,7 +489,7 @@ def _checked_step(given: Step) -> Step:
         return int(given)
     if isinstance(given, numbers.Real) and math.isfinite(given) and not isinstance(given, bool):
         return float(given)
-    raise DataError(f"a step must be a finite number or a word; found {given!r}")
+    raise DataError(f"a step must be a finite number or a string; found {given!r}")
 
 
 def _matched_layers(reps: Sequence[Representation]) -> tuple[list[list[Layer]], MatchedBy]:
@@ -498,9 +498,9 @@ def _matched_layers(reps: Sequence[Representation]) -> tuple[list[list[Layer]], 
         return found
     depths = [len(rep) for rep in reps]
     raise MismatchError(
-        "expected checkpoints of one network, or copies of it, which have layers of the same "
-        f"names; found networks of {min(depths)} to {max(depths)} layers, most of them under other "
-        "names; compare those with compare_all"
+        "expected checkpoints or copies of one network, with the same layer names; found networks "
+        f"of {min(depths)} to {max(depths)} layers with mostly different names; compare those with "
+        "compare_all"
     )
 
 

@@ -23,8 +23,8 @@ from ..pair_statistics import norm_products
 from .registry import PreparedKernel, SimilarityIndex
 
 _NOTE_FEW = Note(
-    "NBS from a sketch or from blocks lies above that of all samples where kernels have many "
-    "directions, by up to 0.3 and 0.5 as measured: compare such scores only with each other",
+    "NBS from a sketch or from blocks overestimates NBS of all samples for kernels of high rank, "
+    "by up to 0.3 and 0.5 in our measurements: compare such scores only with each other",
     "nbs-of-few-samples",
 )
 

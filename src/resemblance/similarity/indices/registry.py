@@ -249,7 +249,7 @@ def register_index(
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise DataError(f"`name` must be made of letters, digits, - and _; found {name!r}")
     if name in _built_in():
-        raise DataError(f"{name!r} is a built-in index; register yours under another name")
+        raise DataError(f"{name!r} is a built-in index; register yours under a different name")
     if not callable(score):
         raise DataError(f"`score` must be a function of two kernels; found {type(score).__name__}")
     numbers = isinstance(bounds, tuple) and all(isinstance(x, Real) for x in bounds)

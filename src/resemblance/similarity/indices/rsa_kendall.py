@@ -35,5 +35,6 @@ INDEX = SimilarityIndex(
     _prepare,
     bounds=(-1.0, 1.0),
     jackknife=False,
-    without_errors="has none, as its jackknife takes 32 times as long; `rsa-spearman` has one",
+    without_errors="has none, because its jackknife would take 32 times as long; `rsa-spearman` "
+    "has one",
 )

@@ -27,8 +27,9 @@ from ..pairing import same_samples
 from .registry import SimilarityIndex
 
 _NOTE_FEW = Note(
-    "a spectrum from a sketch or from blocks is that of few samples, which makes unlike ones more "
-    "alike, by up to 0.2 and 0.3 as measured: compare such scores only with each other",
+    "a spectrum from a sketch or from blocks reflects few samples, which raises scores of "
+    "dissimilar layers by up to 0.2 and 0.3 in our measurements: compare such scores only with "
+    "each other",
     "spectral-of-few-samples",
 )
 
