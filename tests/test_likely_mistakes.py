@@ -612,8 +612,8 @@ def test_masked_values_are_refused():
 
 
 SAID = {
-    "a name that is a number": (lambda a, b, tmp: a.renamed(1), "name must be a text"),
-    "a name of bytes": (lambda a, b, tmp: a.renamed(b"net"), "name must be a text; found b'net'"),
+    "a name that is a number": (lambda a, b, tmp: a.renamed(1), "name must be a string"),
+    "a name of bytes": (lambda a, b, tmp: a.renamed(b"net"), "name must be a string; found b'net'"),
     "a task's name": (lambda a, b, tmp: rs.task2vec(net(), X, name=3), "`name` must be a text"),
     "a title": (lambda a, b, tmp: rs.report([a, b], tmp / "r.html", title=3), "`title` must be"),
     "a level in words": (

@@ -1,4 +1,4 @@
-"""How alike are two neural networks, where do they part, and which one fits my data?
+"""How similar are two neural networks, where do they diverge, and which one fits my data?
 
 Names are imported when they are first used, so that `resemblance --help` does not wait for torch.
 """

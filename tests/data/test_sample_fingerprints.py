@@ -59,7 +59,9 @@ def test_neither_batches_nor_shards_change_a_hash(batch_size):
 
 def test_a_permuted_data_set_under_one_name_is_seen():
     one, two = record(X, data_id="x"), record(X[ORDER], data_id="x")
-    with pytest.raises(MismatchError, match="the same samples, but in another order"):
+    with pytest.raises(
+        MismatchError, match="the same samples under the same name, but in a different order"
+    ):
         rs.compare(one, two, kernel="product", estimator="blocks")
 
 
@@ -67,7 +69,9 @@ def test_a_permuted_data_set_with_other_preprocessing_is_seen_by_its_labels():
     one = record((X, Y), data_id="x")
     scaled = record((2 * X, Y), data_id="x")
     rs.compare(one, scaled, kernel="features", estimator="blocks")
-    with pytest.raises(MismatchError, match="the same samples, but in another order"):
+    with pytest.raises(
+        MismatchError, match="the same samples under the same name, but in a different order"
+    ):
         rs.compare(
             one, record((2 * X[ORDER], Y[ORDER]), data_id="x"), kernel="product", estimator="blocks"
         )

@@ -103,7 +103,7 @@ def test_another_order_is_compared_by_buckets_and_said(tar):
     together = record(rs.stream(tar), seed_of_model=1)
     exact = rs.compare(one, together, kernel="features", estimator="buckets")
     np.testing.assert_allclose(found.scores, exact.scores, atol=1e-5)
-    with pytest.raises(MismatchError, match="by their keys, but in another order"):
+    with pytest.raises(MismatchError, match="by their keys, but in a different order"):
         rs.compare(one, two, kernel="features", estimator="blocks")
 
 
@@ -206,7 +206,7 @@ def test_a_pass_that_goes_on_decodes_what_is_left(tar, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         record(rs.stream(tar, Ends()), checkpoint=file, batch_size=16)
     rest = Counted()
-    with pytest.warns(ResemblanceWarning, match="read again from its beginning"):
+    with pytest.warns(ResemblanceWarning, match="read again from the start"):
         two = record(rs.stream(tar, rest), checkpoint=file, batch_size=16)
     assert 0 < rest.made < 400  # what is left of 600, and blocks read again to compare them
     assert two.data == one.data

@@ -77,13 +77,13 @@ def test_each_copy_gets_a_verdict_where_thresholds_are_given(
 
 
 def test_what_cannot_be_answered(base: rs.Representation, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no copy is given"):
+    with pytest.raises(DataError, match="no copies to compare"):
         rs.copies(base, [])
     other = rs.record(network(), X[:300], name="fewer")
-    with pytest.raises(MismatchError, match="'fewer' was recorded on samples other than"):
+    with pytest.raises(MismatchError, match="'fewer' was recorded on different samples than"):
         rs.copies(base, [other])
     path = other.save(tmp_path / "fewer.rsm")
-    with pytest.raises(MismatchError, match=rf"{path} was recorded on samples other than"):
+    with pytest.raises(MismatchError, match=rf"{path} was recorded on different samples than"):
         rs.copies(base, [path])
 
 

@@ -40,7 +40,7 @@ def test_neighbours_have_betting_bounds_over_queries():
     assert finding.measured == pytest.approx(overlap.mean())
     assert (finding.low, finding.high) == pytest.approx((1 - missing.high, 1 - missing.low))
     assert "300 queries among 300 other samples" in finding.remarks[0]
-    assert "given these samples to choose from" in finding.remarks[0]
+    assert "bounds hold for new queries on this pool" in finding.remarks[0]
 
 
 def test_a_limit_above_the_bounds_fails_and_one_between_is_undecided():
@@ -50,7 +50,7 @@ def test_a_limit_above_the_bounds_fails_and_one_between_is_undecided():
     between = judged(one, two, min_neighbours=measured.measured - 0.005)
     assert between.status == "undecided"
     assert between.samples_needed is None  # a file holds no more
-    assert "files hold the embeddings of 4,096" in between.reason
+    assert "but a recording holds the embeddings of 4,096" in between.reason
     wider = judged(one, two, min_neighbours=measured.low - 0.03)
     assert wider.status == "passed"
     fewer = judged(one[:100], two[:100], min_neighbours=0.5)
@@ -120,7 +120,7 @@ def test_cosines_of_a_rotated_copy_are_undecided_and_of_a_ruined_one_fail():
     rotation = torch.linalg.qr(torch.randn(24, 24, generator=generator))[0]
     rotated = judged(one, one @ rotation, min_cosine="p01=0.9")
     assert rotated.status == "undecided"
-    assert "not shown to have a common basis" in rotated.reason
+    assert "do not appear to share a basis" in rotated.reason
     assert "of their neighbours in common" in rotated.reason
     assert judged(one, one @ rotation, min_neighbours=0.9).status == "passed"
     ruined = torch.randn(600, 24, generator=generator)
@@ -139,7 +139,7 @@ def test_a_basis_that_is_not_shown_keeps_a_pass_back():
     one, two = 10 + torch.randn(2, 600, 24, generator=generator)
     found = judged(one, two, min_cosine="p01=0.9")
     assert found.status == "undecided"
-    assert "not shown to have a common basis" in found.reason
+    assert "do not appear to share a basis" in found.reason
 
 
 def test_a_single_query_is_undecided():
@@ -157,7 +157,7 @@ def test_repeated_samples_do_not_pass():
     for copy in (one, two):
         verdict = rs.check(recorded(one), recorded(copy), min_neighbours=0.5)
         assert verdict.status == "undecided"
-        assert "1,140 of 1,200 samples repeat others" in verdict.findings[0].reason
+        assert "1,140 of 1,200 samples are duplicates" in verdict.findings[0].reason
         assert [note.code for note in verdict.notes] == ["repeated-samples"]
     few = torch.randn(300, 8, generator=generator)
     few[0], few[2] = few[1], few[3]

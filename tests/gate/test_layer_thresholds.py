@@ -67,7 +67,7 @@ def test_layers_that_are_constant_in_the_base_are_left_out_and_said():
     verdict = rs.check(some, some, min="features=0.5")
     assert (verdict.status, verdict.findings[0].layer) == ("passed", "2")
     assert any("layer '4' of 'Sequential' is constant" in note for note in verdict.notes)
-    with pytest.raises(DataError, match="no layer of 'Sequential' has features that differ"):
+    with pytest.raises(DataError, match="every layer of 'Sequential' has constant features"):
         rs.check(none, none, min="features=0.5")
 
 
@@ -77,13 +77,14 @@ def test_a_score_from_a_single_block_has_no_error_to_be_judged_by():
     verdict = rs.check(*reps, min="features=0.5")
     assert verdict.status == "undecided"
     assert (
-        verdict.findings[0].reason == "its error cannot be judged from so few samples; record more"
+        verdict.findings[0].reason
+        == "its standard error cannot be estimated from so few samples; record more"
     )
 
 
 def test_features_that_are_all_zero_have_no_decibels():
     rep = rs.record_arrays(np.zeros((300, 4)), data_id="x")
-    with pytest.raises(DataError, match="no layer of 'arrays' has features that are not zero"):
+    with pytest.raises(DataError, match="every layer of 'arrays' has zero features"):
         rs.check(rep, rep, min_db=10)
 
 
@@ -203,7 +204,7 @@ def test_a_few_samples_that_carry_a_kernel_cannot_pass_it():
     assert rs.check(*(rs.record_arrays(z, data_id="x") for z in (x, y)), min="features=0.5")
 
 
-# -- networks whose units are not aligned -------------------------------------------------------
+# -- networks whose units are not in the same order ---------------------------------------------
 
 
 def mlp(seed):
@@ -227,11 +228,11 @@ def test_a_rotated_copy_is_undecided_on_decibels():
     for limit in (20, -20):
         finding = one(a, b, min_db=limit)
         assert finding.status == "undecided"
-        assert "the same function in another basis (permuted or rotated" in finding.reason
+        assert "the same function in a different basis (permuted or rotated" in finding.reason
     c, d = (rs.record(net, x, layers=["2"], outputs=False) for net in (base, rotated))
     finding = one(c, d, min_db=20)  # without predictions, what is known is that layers are alike
     assert finding.status == "undecided"
-    assert "not aligned" in finding.reason
+    assert "not in the same order" in finding.reason
     assert "feature CKA is 1.000" in finding.reason
 
 
@@ -239,7 +240,7 @@ def test_a_network_trained_apart_fails_decibels_whatever_is_asked():
     x = images()[0][600:1600]
     finding = one(*(rs.record(mlp(seed), x, layers=["2"]) for seed in (0, 1)), min_db=-20)
     assert finding.status == "failed"
-    assert "not aligned" in finding.reason
+    assert "not in the same order" in finding.reason
 
 
 # -- about the population -----------------------------------------------------------------------
@@ -323,4 +324,4 @@ def test_decibels_without_norms_of_samples_do_not_pass():
     layers = tuple(replace(x, features=replace(x.features, norms=None)) for x in rep)
     finding = one(replace(rep, layers=layers), changed, min_db=1)
     assert finding.status == "undecided"
-    assert "no norms" in finding.reason
+    assert "needs sample norms" in finding.reason

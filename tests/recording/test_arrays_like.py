@@ -78,7 +78,7 @@ def test_a_language_model_run_elsewhere_at_the_positions_of_its_base(run, folder
     words = ("record", "--arrays", "elsewhere.npz", "--like", "base.rsm", "-o", "elsewhere.rsm")
     status, _, err = run(*words)
     assert status == 0, err
-    assert "are taken to be in the order" in err
+    assert "are assumed to be in the order" in err
 
     sequences, positions = torch.tensor(drawn).T
     assert len(set(drawn)) == len(drawn) == 24 * 32
@@ -185,7 +185,7 @@ def test_rows_that_cannot_be_those_of_the_base_are_refused(tmp_path):
     assert rs.record_arrays(outputs=z, labels=y[index], like=base).outputs.labels is not None
     few = rs.record(net, (x, y), gradients=False, block=16, blocks=4)
     rows = few.sample_numbers()["index"]
-    with pytest.raises(DataError, match="enough for outputs but not for features"):
+    with pytest.raises(DataError, match="enough for outputs, but not for features"):
         rs.record_arrays(x[rows], outputs=z[:64], like=few)
     x[3] = torch.nan
     skipped = rs.record(net, x, on_bad="skip", gradients=False)
@@ -197,7 +197,7 @@ def test_tokens_without_labels_have_none_to_compare(folder):
     with pytest.warns(ResemblanceWarning, match="not masked"):
         base = rs.record(little_language.bert().eval(), IDS[:40], tokens=2)
     z = np.zeros((80, 300), np.float32)
-    with pytest.raises(DataError, match="labels of tokens come from `like`"):
+    with pytest.raises(DataError, match="labels of tokens are taken from `like`"):
         rs.record_arrays(outputs=z, labels=np.zeros(80, int), like=base)
 
 
@@ -210,7 +210,7 @@ def test_the_command_prints_the_samples(run, refused, folder):
     np.savez("out.npz", outputs=np.zeros((5, 10)))
     words = ("record", "--arrays", "out.npz", "--like", "a.rsm", "-o", "o.rsm")
     assert "expected 1,797 rows" in refused(*words)
-    assert "--like says which samples" in refused("record", "--like", "a.rsm", "-o", "o.rsm")
+    assert "--like requires --arrays" in refused("record", "--like", "a.rsm", "-o", "o.rsm")
     assert "--seed is taken from the recording in --like" in refused(*words, "--seed", 3)
     assert "--data-id" in refused("record", "--arrays", "out.npz", "-o", "o.rsm")
 

@@ -86,7 +86,9 @@ def changed(share, values):
 def test_a_data_set_that_changed_is_refused(tmp_path, what, share, batch_size):
     cut_short(Pairs, tmp_path / "c")
     x, y = (changed(share, X), Y) if what == "samples" else (X, changed(share, Y))
-    wanted = r"data changed .*: block \d+, which holds sample \d+, has different samples or labels"
+    wanted = (
+        r"data changed .*: block \d+, which contains sample \d+, has different samples or labels"
+    )
     with pytest.raises(MismatchError, match=wanted):
         rs.record(
             net(), Pairs(x, y), checkpoint=(tmp_path / "c", 0), batch_size=batch_size, **OPTIONS
@@ -102,7 +104,7 @@ def test_one_sample_that_changed_is_noticed_in_arrays(tmp_path):
     ]
     other = Y.clone()
     other[visited[333]] += 1  # in block 6
-    with pytest.raises(MismatchError, match="block 6, which holds sample"):
+    with pytest.raises(MismatchError, match="block 6, which contains sample"):
         rs.record(net(), (X, other), checkpoint=(tmp_path / "c", 0), **OPTIONS)
     assert rs.record(net(), (X, Y), checkpoint=(tmp_path / "c", 0), **OPTIONS).samples == TOTAL
 
@@ -112,7 +114,7 @@ def test_one_sample_that_changed_is_noticed_in_a_stream(tmp_path):
     cut_short(Stream, tmp_path / "c")
     other = X.clone()
     other[333] += 1
-    with pytest.raises(MismatchError, match="block 6, which holds sample 300,"):
+    with pytest.raises(MismatchError, match="block 6, which contains sample 300,"):
         rs.record(net(), Stream(other), checkpoint=(tmp_path / "c", 0), **OPTIONS)
     with pytest.raises(MismatchError, match="the stream ends before block 8, which was recorded"):
         rs.record(net(), Stream(X[:400], Y[:400]), checkpoint=(tmp_path / "c", 0), **OPTIONS)
@@ -135,7 +137,7 @@ def test_a_keyed_stream_that_changed_is_refused(tmp_path):
     file = (tmp_path / "c", 0)
     with pytest.raises(CutError):
         rs.record(net(), images(0, limit=800), checkpoint=file, **options)
-    with pytest.raises(MismatchError, match="block 0, which holds sample image0,"):
+    with pytest.raises(MismatchError, match="block 0, which contains sample image0,"):
         rs.record(net(), images(1), checkpoint=file, **options)
     assert rs.record(net(), images(0), checkpoint=file, **options).samples == TOTAL
 

@@ -115,7 +115,7 @@ def test_without_room_the_last_checkpoint_stays_whole(tmp_path):
 def test_blocks_that_two_files_hold_are_refused(tmp_path):
     CheckpointFiles(tmp_path / "c", OF, (0, 2)).write(progress(0, 1))
     CheckpointFiles(tmp_path / "c", OF, (1, 2)).write(progress(1, 2))
-    with pytest.raises(FormatError, match="hold some blocks twice"):
+    with pytest.raises(FormatError, match="contain some blocks twice"):
         CheckpointFiles(tmp_path / "c", OF).take_over()
 
 
@@ -147,7 +147,7 @@ def test_a_recording_is_no_checkpoint_and_a_checkpoint_no_recording(tmp_path):
     with pytest.raises(FormatError, match="is a recording, not a checkpoint"):
         CheckpointFiles(tmp_path / "rep.rsm", OF).take_over()
     CheckpointFiles(tmp_path / "c", OF).write(progress(0))
-    with pytest.raises(FormatError, match="checkpoint of a pass that has not come to its end"):
+    with pytest.raises(FormatError, match="checkpoint of an unfinished recording"):
         rs.load(tmp_path / "c")
 
 

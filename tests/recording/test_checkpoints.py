@@ -149,7 +149,7 @@ def test_a_stream_is_read_again_and_says_so(tmp_path):
     one = rs.record(net(), Stream(), **OPTIONS)
     with pytest.raises(CutError):
         rs.record(net(), Stream(700), checkpoint=(tmp_path / "c", 0), **OPTIONS)
-    with pytest.warns(ResemblanceWarning, match="read again from its beginning, and the 1. blocks"):
+    with pytest.warns(ResemblanceWarning, match="read again from the start, and the 1. blocks"):
         two = rs.record(net(), Stream(), checkpoint=(tmp_path / "c", 0), **OPTIONS)
     assert_same(one, two)
 

@@ -47,7 +47,7 @@ def test_accumulators_of_any_layer_stay_below_64_mib_by_default():
         ({"elementwise": True, "gradients": False}, "`elementwise=True` needs gradients"),
         ({"pool": "max"}, "pool must be one of"),
         ({"unit": "word"}, '`unit` must be "auto", "sample" or "token"; found \'word\''),
-        ({"unit": "token", "pool": "mean"}, "`pool='mean'` makes one vector of a sequence"),
+        ({"unit": "token", "pool": "mean"}, "`pool='mean'` reduces a sequence to one vector"),
         ({"tokens": 0}, "`tokens` must be a whole number, 1 or more; found 0"),
         ({"shard": "rank"}, r"`shard` must be \(i, n\) with 0 <= i < n; found 'rank'"),
     ],

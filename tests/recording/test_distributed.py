@@ -192,14 +192,14 @@ def test_what_goes_wrong_in_one_is_told_to_all(jobs, count):
     assert all(len(lines) == 3 for lines in told), told
     assert sum("NaN or Inf" in lines[0] and "failed" not in lines[0] for lines in told) == 1
     assert sum("failed, so nothing was recorded" in lines[0] for lines in told) == count - 1
-    assert all("not fit together" in x[1] and "model weights differs" in x[1] for x in told)
+    assert all("are inconsistent" in x[1] and "model weights differs" in x[1] for x in told)
     assert all("c.1 is damaged" in lines[2] for lines in told)
 
 
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_job_without_a_result(jobs):
     told = (jobs / "dead.txt").read_text()  # of the first to end, by what torch's launcher saw
-    assert "Signal 9" in told or "start all of them again" in told
+    assert "Signal 9" in told or "restart all processes" in told
     assert not list((jobs / "dead").glob("*.rsm"))
     assert (jobs / "dead/c.1").exists()  # from which it could have gone on
 
@@ -215,5 +215,5 @@ def test_a_job_that_torchrun_restarts_goes_on_from_its_checkpoints(jobs, alone):
 
 
 def test_without_a_group_there_is_nobody_to_share_with():
-    with pytest.raises(DataError, match="no group of them is initialised; start with torchrun"):
+    with pytest.raises(DataError, match="no process group is initialised; start with torchrun"):
         rs.record(net(), torch.zeros(8, 12), shard="ranks")

@@ -223,7 +223,7 @@ def test_arrays_of_embeddings_are_recorded():
 
 def test_very_wide_outputs_are_left_out_with_a_warning():
     wide = Encoder(dim=MAX_DIMENSIONS + 1)
-    with pytest.warns(ResemblanceWarning, match="up to 16,384 dimensions, not 16,385"):
+    with pytest.warns(ResemblanceWarning, match="up to 16,384 dimensions, found 16,385"):
         assert record(wide, X[:60], layers=["net.1"]).outputs is None
 
 

@@ -176,7 +176,9 @@ def test_the_command_says_what_is_wrong_with_a_file_of_arrays(refused, folder):
     assert "not a readable .npz" in refused("record", "--arrays", "bad.npz", *end)
     assert "no file at none.npz" in refused("record", "--arrays", "none.npz", *end)
     assert "arrays need --data-id" in refused("record", "--arrays", "out.npz", "-o", "o.rsm")
-    assert "expected --model and --data, or --arrays" in refused("record", "-o", "o.rsm")
+    assert "nothing to record: give --model and --data, or --arrays" in refused(
+        "record", "-o", "o.rsm"
+    )
     for option in (("--model", "nets.py:small"), ("--beta", 0.3), ("--features-only",)):
         said = refused("record", "--arrays", "out.npz", *option, *end)
         assert said.startswith(f"{option[0]} has no effect with --arrays")

@@ -56,5 +56,5 @@ def test_what_is_no_checkpoint(checkpoint, what):
 
 def test_nothing_recorded_is_an_error(monkeypatch):
     monkeypatch.setattr(recording._Recorder, "recorded", lambda self: None)
-    with pytest.raises(DataError, match="nothing was recorded: there was no sample"):
+    with pytest.raises(DataError, match="nothing was recorded: the data contain no samples"):
         rs.record(NET, X)

@@ -246,7 +246,7 @@ def test_tokens_of_different_tokenizers_are_not_the_same_samples():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unit": "token", "pool": "mean"}, "makes one vector of a sequence"),
+        ({"unit": "token", "pool": "mean"}, "reduces a sequence to one vector"),
         ({"unit": "word"}, '`unit` must be "auto", "sample" or "token"'),
         ({"tokens": 0}, "`tokens` must be"),
     ],

@@ -127,7 +127,7 @@ def trained_further(**options):
 def refused():
     """What cannot be merged with record(shard=(0, 2)), and the words that say why."""
     return {
-        "twice": (record(shard=(0, 2)), r"shards overlap: \[\(0, 2\)\] came more than once"),
+        "twice": (record(shard=(0, 2)), r"shards overlap: \[\(0, 2\)\] appear more than once"),
         "seed": (record(shard=(1, 2), seed=1), "setting seed differs, 0 and 1"),
         "buckets": (record(shard=(1, 2), buckets=32), "setting buckets differs, 16 and 32"),
         "beta": (record(shard=(1, 2), beta=0.3), "setting beta differs, 0.5 and 0.3"),
@@ -151,7 +151,7 @@ def refused():
             record(shard=(1, 2), outputs=False),
             "what the network returns differs, 'predictions kept' and 'left out'",
         ),
-        "sums": (record(shard=(1, 2)).without_sums(), "dropped its accumulators"),
+        "sums": (record(shard=(1, 2)).without_sums(), "has no accumulators"),
     }
 
 
@@ -193,7 +193,7 @@ def test_parts_of_a_stream_with_a_block_in_common_are_refused():
     assert rs.merge([first, second]).complete
     with pytest.raises(MismatchError, match=r"block . of 'MLP' does not belong to shards"):
         rs.merge([shard_said_to_be(second, 0), shard_said_to_be(first, 1)])
-    with pytest.raises(MismatchError, match="block 0 of 'MLP' is in more than one part"):
+    with pytest.raises(MismatchError, match="block 0 of 'MLP' is in more than one shard"):
         join_parts([first, first])
 
 

@@ -102,7 +102,7 @@ def test_reasons_are_given_where_outputs_do_not_agree(plain):
     assert np.isnan(found.disagreement[2]).all()
     assert found.why_not(0, 3) is None
     assert found.why_not(0, 1) == "they have 5 and 1,100 classes"
-    assert found.why_not(1, 2) == "'bare' has none of its outputs"
+    assert found.why_not(1, 2) == "'bare' has no outputs"
     first, second = found.missing
     assert first.startswith("No predictions are known of bare: ")
     assert second.endswith("as many classes: 5 classes (0, 1); 1,100 classes (wide).")
@@ -113,7 +113,7 @@ def test_what_costs_too_much_is_left_out_with_a_word(plain, monkeypatch):
     found = behaviour_matrix(plain)
     assert np.isnan(found.js).all()
     assert np.isfinite(found.disagreement).all()
-    assert "`behaviour` has it for any two" in found.missing[0]
+    assert "Use `behaviour` for two networks" in found.missing[0]
     monkeypatch.setattr(many, "_MAX_COST", 3 * 230 * 5)
     assert np.isfinite(behaviour_matrix(plain).js).all()
 

@@ -288,7 +288,7 @@ def test_a_single_sample_has_no_pairs():
 
 def test_blocks_that_hold_other_samples_are_refused(pair):
     b = replace(pair[1], block_numbers=tuple(reversed(pair[1].block_numbers)))
-    with pytest.raises(MismatchError, match="their blocks hold different samples"):
+    with pytest.raises(MismatchError, match="their blocks contain different samples"):
         rs.compare(pair[0], b, kernel="product", estimator="blocks")
 
 

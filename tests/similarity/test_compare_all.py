@@ -282,7 +282,7 @@ def test_centred_and_debiased_takes_four_samples(samples):
         lambda **how: rs.compare(a, b, **{"kernel": "product", **how}),
         partial(rs.compare_all, [a, b]),
     ):
-        with pytest.raises(MismatchError, match=f"takes 4 samples at least, found {samples}; rec"):
+        with pytest.raises(MismatchError, match=f"needs at least 4 samples, found {samples}; rec"):
             compare(kernel="features", index="cka-debiased")
         compare(kernel="features", index="cka-debiased", centre=False)
 

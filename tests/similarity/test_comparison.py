@@ -192,7 +192,7 @@ def test_the_mean_knows_that_layers_see_the_same_samples(computed):
 
 def test_summary_says_how_many_layers_have_no_score():
     text = comparison([[0.5, 0.1], [np.nan, np.nan]], columns=("r0", "r1")).summary()
-    assert "Mean over layers matched by name 0.500 (1 without a score left out)" in text
+    assert "Mean over layers matched by name 0.500 (1 layers without a score excluded)" in text
 
 
 @pytest.mark.parametrize(
@@ -232,10 +232,10 @@ def test_what_scores_rest_on_is_said_where_it_is_known():
     assert comparison(scores).carried_by() is None
     sides = (np.array([40.0, 90.4]), np.array([60.0, 1200.0]))
     found = comparison(scores, columns=("r0", "r1"), n_eff=sides, samples=(2000, 2000))
-    assert found.carried_by() == "Kernels rest on 40 to 90 of 2,000 samples (n_eff)"
+    assert found.carried_by() == "Effective sample size 40 to 90 of 2,000 samples (n_eff)"
     blocks = np.array([[12.2, 1.0], [1.0, 12.1]])
     found = replace(found, effective_blocks=blocks)
-    expected = "Kernels rest on 40 to 90 of 2,000 samples (n_eff), scores on 12 blocks"
+    expected = "Effective sample size 40 to 90 of 2,000 samples (n_eff), scores on 12 blocks"
     assert found.carried_by() == expected
     assert f"{found.carried_by()}." in found.summary().splitlines()
     unknown = (np.full(2, np.nan),) * 2

@@ -109,13 +109,13 @@ def family(**changes):
 def test_a_summary_says_what_is_alike_and_what_is_predicted():
     assert family().summary().splitlines() == [
         "4 networks: cka of centred features at l, 10 samples.",
-        "Least alike are a and d (0.050 ± 0.010), most alike a and b (0.900 ± 0.010).",
-        "Groups by average linkage, which are merged at 0.80 or more, and with each other at "
-        "0.09 or less: a, b; c, d.",
-        "Predictions differ least between a and b (10 % ± 0.2 %) and most between a and c "
-        "(100 % ± 2 %), of 1,000 samples.",
-        "Predictions are compared among networks of as many classes: 10 classes (a, b, c); "
-        "7 classes (d).",
+        "Least similar: a and d (0.050 ± 0.010). Most similar: a and b (0.900 ± 0.010).",
+        "Groups by average linkage (within groups at least 0.80, between groups at most "
+        "0.09): a, b; c, d.",
+        "Of 1,000 samples, predictions differ least between a and b (10 % ± 0.2 %) and most "
+        "between a and c (100 % ± 2 %).",
+        "Predictions are compared between networks with the same number of classes: 10 "
+        "classes (a, b, c); 7 classes (d).",
     ]
     two = matrix([[1, 0.5], [0.5, 1]], stderr=np.full((2, 2), np.nan)).summary()
     assert two.endswith("\nAlike: a and b (0.500).")

@@ -259,7 +259,9 @@ def test_an_older_file_is_refused(tmp_path):
     del content["replicates"]
     path.write_text(json.dumps(content))
     again = Comparison.load(path)
-    with pytest.raises(DataError, match=r"version 0\.1 do not; compare the recordings again"):
+    with pytest.raises(
+        DataError, match=r"version 0\.1 did not save them\); compare the recordings again"
+    ):
         again.parting()
     assert "first diverge" not in again.summary()
 
@@ -274,7 +276,9 @@ def test_different_samples_are_refused():
 
 def test_too_little_to_test_is_refused():
     found = shaken([0.9, 0.5], [0.01, 0.01])
-    with pytest.raises(DataError, match="two or more of them, found 1; record more samples"):
+    with pytest.raises(
+        DataError, match="two groups of samples to leave out, found 1; record more samples"
+    ):
         replace(found, replicates=found.replicates[:1]).parting()
     with pytest.raises(DataError, match="no layer has a score with a standard error"):
         replace(found, replicates=np.full_like(found.replicates, np.nan)).parting()

@@ -356,10 +356,12 @@ def test_where_nothing_is_shared_the_frame_is_blank_unless_asked(apart):
 def test_a_summary_says_whether_and_how_much(shared, apart):
     text = shared.summary()
     assert "origin and copy: 2 layers matched by name, 200 samples" in text
-    assert "They share coordinates, as 2 of 2 layers show (false alarms: 0.001)" in text
+    assert (
+        "Their units are in the same order, as 2 of 2 layers show (false-alarm rate: 0.001)" in text
+    )
     assert "not at all at h.0" in text
     assert "dB at h.1" in text
-    assert "share no coordinates" in apart.summary()
+    assert "do not appear to be in the same order" in apart.summary()
     assert "use compare" in apart.summary()
     assert "dB" not in apart.summary()
 
@@ -379,7 +381,7 @@ def test_constant_layers_are_named_as_such():
 
 def test_of_layers_with_nothing_to_compare_the_summary_says_so(shared):
     blank = {"decibels": np.full_like(shared.decibels, np.nan)}
-    assert "no layer has any to compare" in type(shared)(**{**vars(shared), **blank}).summary()
+    assert "no layer to compare" in type(shared)(**{**vars(shared), **blank}).summary()
 
 
 def test_plain_values_go_to_json(shared):

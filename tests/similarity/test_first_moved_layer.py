@@ -64,7 +64,7 @@ def test_a_copy_that_changed_at_once_parts_at_its_first_layer(base):
             weight.copy_((weight * 64).round() / 64)
     found = rs.coordinates(base, recorded(model)).parting()
     assert found.layer == "0"
-    assert "from what rounding allows" in found.sentence
+    assert "from the level of rounding" in found.sentence
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 3}, {"batch_size": 500}])
@@ -89,7 +89,7 @@ def test_it_is_in_the_summary_of_those_that_share_coordinates(base):
     assert found.parting().sentence in found.summary()
     other = rs.coordinates(base, recorded(net(1)))
     assert not other.shared
-    with pytest.raises(DataError, match="share no coordinates, so no layer moved"):
+    with pytest.raises(DataError, match="are not in the same order, so drift is not defined"):
         other.parting()
 
 

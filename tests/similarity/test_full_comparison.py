@@ -64,13 +64,15 @@ def test_it_holds_what_each_kernel_the_drift_and_the_predictions_are(recorded, f
 
 
 def test_another_kernel_is_a_key_error_that_names_what_there_is(recorded, full):
-    with pytest.raises(KeyError, match="no comparison by 'product'; there is 'features' and 'grad"):
+    with pytest.raises(
+        KeyError, match="no comparison for kernel 'product'; there is 'features' and 'grad"
+    ):
         full["product"]
     alone = rs.compare(recorded["net"], recorded["copy"], kernel="product")
-    with pytest.raises(KeyError, match="no comparison by 'features'; there is 'product'"):
+    with pytest.raises(KeyError, match="no comparison for kernel 'features'; there is 'product'"):
         alone["features"]
     without = rs.compare(recorded["net"], recorded["plain"])
-    with pytest.raises(KeyError, match="no comparison by 'gradients'; there is 'features'"):
+    with pytest.raises(KeyError, match="no comparison for kernel 'gradients'; there is 'features'"):
         without["gradients"]
 
 

@@ -133,7 +133,7 @@ def test_a_matrix_that_is_not_square_is_refused():
 
 
 def test_kernels_over_different_items_are_refused():
-    with pytest.raises(DataError, match="same items, found 3 and 4"):
+    with pytest.raises(DataError, match="same samples, found 3 and 4"):
         nbs(np.eye(3), np.eye(4))
 
 

@@ -172,7 +172,7 @@ def test_adaptation_leaves_out_sequences():
 
 def test_what_is_not_offered_for_tokens_says_so():
     a, b = (recorded(rows, buckets=128) for rows in drawn(5))
-    with pytest.raises(rs.ResemblanceError, match="not offered for tokens"):
+    with pytest.raises(rs.ResemblanceError, match="not available for tokens"):
         rs.compare(a, b, kernel="features", centre=False, estimator="ratio")
     found = rs.compare(a, b, kernel="features", estimator="buckets")
     assert any("buckets treat the tokens" in note for note in found.notes)

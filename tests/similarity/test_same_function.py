@@ -98,8 +98,8 @@ def test_permuted_and_rescaled_units(change, told, elementwise, images):
     assert found.same_function.layers == found.same_function.moved == HIDDEN
     assert found.same_function.basis == (expected, expected)
     assert found.same_function.recognised
-    assert f"the same function in another basis, {expected} at 2, 4" in found.summary()
-    said = "CKA of f ∘ g (kernel elementwise) does" in found.summary()
+    assert f"the same function in a different basis, {expected} at 2, 4" in found.summary()
+    said = "CKA of the elementwise kernel f ∘ g does" in found.summary()
     assert said == (expected == "rescaled")
 
 
@@ -241,7 +241,7 @@ def test_a_gate_leaves_undecided_what_does_not_apply(images):
         verdict = rs.check(base, other, min_db=20)
         assert verdict.status == "undecided"
         assert (
-            "does not apply to the same function in another basis "
+            "does not apply to the same function in a different basis "
             f"({kind}; predictions are equal but for rounding): decibels compare unit with unit"
         ) in verdict.summary()
         scores = rs.check(base, other, min={"features": 0.999})

@@ -187,10 +187,10 @@ def test_steps_are_names_numbers_or_words():
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([1, 2], "steps` must name each of 3 recordings differently; found"),
-        ([1, 2, 2], "steps` must name each of 3 recordings differently; found"),
-        ("abc", "steps` must be a list of numbers or words, one a recording; found 'abc'"),
-        (3, "steps` must be a list of numbers or words, one a recording; found 3"),
+        ([1, 2], "steps` must be different for each of 3 recordings; found"),
+        ([1, 2, 2], "steps` must be different for each of 3 recordings; found"),
+        ("abc", "steps` must be a list of numbers or strings, one per recording; found 'abc'"),
+        (3, "steps` must be a list of numbers or strings, one per recording; found 3"),
         ([1, 2, True], "a step must be a finite number or a word; found True"),
         ([1, 2, np.nan], "a step must be a finite number or a word; found nan"),
         ([1, 2, None], "a step must be a finite number or a word; found None"),

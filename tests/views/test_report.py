@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import page_numbers
+from axe import violations
 from resemblance import behaviour, coordinates, record, record_arrays
 from resemblance.errors import DataError, MismatchError, ResemblanceWarning
 from resemblance.representation.representation import Representation
@@ -238,7 +239,7 @@ def test_page_refers_to_nothing_outside(page: Path) -> None:
 def test_one_network_is_compared_with_itself(reps: list[Representation], tmp_path: Path) -> None:
     path = report(reps[:1], tmp_path / "report.html")
     content = embedded(path)
-    assert content["title"] == "The layers of first"
+    assert content["title"] == "Layers of first"
     assert "its layers compared with each other on 64 samples" in content["summary"]
     assert {(c["a"], c["b"]) for c in content["comparisons"]} == {(0, 0)}
     scores = unpack(content, read(path, "numbers"))[0, 0, "features", "cka"]["scores"]
@@ -246,7 +247,7 @@ def test_one_network_is_compared_with_itself(reps: list[Representation], tmp_pat
 
 
 def test_no_network_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="at least one Representation"):
+    with pytest.raises(DataError, match="at least one recording"):
         report([], tmp_path / "report.html")
     assert not list(tmp_path.iterdir())
 
@@ -286,7 +287,7 @@ def test_unpaired_networks_are_said_to_be(reps: list[Representation]) -> None:
         content = contents([reps[0], other])
     assert len(caught) == 1  # though every comparison says so
     assert content["unpaired"]
-    assert "not all on the same samples (64 to 80 each)" in content["summary"]
+    assert "recorded on different samples (64 to 80 each)" in content["summary"]
     entry = the(content, a=0, b=1)
     assert not entry["paired"]
     assert entry["estimator"] == "buckets"
@@ -302,9 +303,7 @@ def test_networks_that_cannot_be_compared_at_all_are_refused(reps: list[Represen
 
 def test_summary_and_provenance_say_what_was_compared(page: Path) -> None:
     content = embedded(page)
-    assert (
-        content["summary"] == "Three networks compared on the same 64 samples, paired one to one."
-    )
+    assert content["summary"] == "Three networks compared on the same 64 samples."
     assert not content["unpaired"]
     provenance = content["models"][0]["provenance"]
     assert provenance["samples"] == "64"
@@ -385,6 +384,14 @@ def test_opens_from_disk_alone_and_fits(browser: Any, page: Path, width: int, sc
     assert (brightness > 128) == (scheme == "light")
     one.tab.click("#theme")
     assert one.tab.evaluate("getComputedStyle(document.body).backgroundColor") != ground
+    one.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_rule_of_axe_is_broken(browser: Any, page: Path, width: int, scheme: str) -> None:
+    one = Opened(browser, page, width, scheme)
+    assert violations(one.tab) == []
     one.close()
 
 
@@ -493,12 +500,12 @@ def test_a_pair_says_how_layers_were_matched_and_which_were_not(
     tab = opened.tab
     assert "matched by name" in tab.inner_text("#curve-title")
     assert "Mean over layers matched by name, with" in tab.inner_text(".card .gloss")
-    assert "Without a counterpart" not in tab.inner_text("#notes")
+    assert "without a counterpart" not in tab.inner_text("#notes")
     mean = compare(reps[0], reps[2], kernel="features").mean()[0]
     for row, column, left_out in (("0", "2", "–"), ("2", "0", "conv2")):
         tab.select_option("#row", row)
         tab.select_option("#column", column)
-        assert f"Without a counterpart, of first: {LAYERS[2]}." in tab.inner_text("#notes")
+        assert f"Layers of first without a counterpart: {LAYERS[2]}." in tab.inner_text("#notes")
         last = tab.locator("#matches tbody tr").last.inner_text().split("\t")
         assert last[1] == left_out
         shown = tab.locator("#tiles .much").first.inner_text().split(" ± ")[0]
@@ -555,7 +562,7 @@ def test_networks_are_searched_and_sorted(browser: Any, thirty: Path) -> None:
     assert names_shown(tab) == [f"network-{i}" for i in range(30)]  # 2 before 10
     tab.select_option("#row", "7")
     tab.select_option("#sort", "near")
-    assert "nearest to network-7" in tab.inner_text("#sort")
+    assert "similarity to network-7" in tab.inner_text("#sort")
     scores = {
         kernel: next(o for o in embedded(thirty)["overview"] if o["kernel"] == kernel)["scores"][7]
         for kernel in ("features", "gradients")
@@ -572,7 +579,7 @@ def test_networks_are_searched_and_sorted(browser: Any, thirty: Path) -> None:
     tab.keyboard.press("Enter")  # does not leave the page
     tab.keyboard.type("x")
     assert not tab.is_visible("#overview-features")
-    assert "No name holds" in tab.inner_text("#found")
+    assert "No name contains" in tab.inner_text("#found")
     assert one.complaints == []
     tab.set_viewport_size({"width": 390, "height": 900})
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
@@ -661,16 +668,16 @@ def test_predictions_and_coordinates_are_shown_where_they_can_be(
     told = behaviour(*reps[:2])
     assert tab.inner_text("#card-words") == told.summary()
     labels = one.cells("overview-predictions")
-    assert any("origin and moved: " in x and "predicted otherwise" in x for x in labels)
+    assert any("origin and moved: " in x and "different predicted class" in x for x in labels)
     assert any("they have 5 and 3 classes" in x for x in labels)
     assert "they have 5 and 3 classes" in tab.inner_text("#no-predictions")
     moved = coordinates(*reps[:2])
     assert moved.shared
-    assert "They share coordinates. From origin to moved" in tab.inner_text("#notes")
+    assert "Their units are in the same order. From origin to moved" in tab.inner_text("#notes")
     heads = tab.locator("#matches thead th").all_inner_texts()
     row = tab.locator("#matches tbody tr").nth(1).inner_text().split("\t")
     layer = moved.layers.index(row[0])
-    assert row[heads.index("Features moved, dB")] == f"{moved.decibels[0, layer]:.1f}"
+    assert row[heads.index("Features drift, dB")] == f"{moved.decibels[0, layer]:.1f}"
     room = "(table) => table.scrollWidth <= table.parentElement.clientWidth"
     assert tab.locator("#matches").evaluate(room), "a wide window shows every column of a copy"
     tab.click("#swap")  # KL and decibels depend on the order
@@ -685,11 +692,13 @@ def test_predictions_and_coordinates_are_shown_where_they_can_be(
         if cells[0] == "2"  # the layer whose weights were changed
     )
     expected = moved.decibels[0, moved.layers.index("2")]
-    assert row[heads.index("Features moved, dB")] == f"{expected:.1f}"
+    assert row[heads.index("Features drift, dB")] == f"{expected:.1f}"
     tab.click("#swap")
     tab.select_option("#column", "2")
-    assert "Predictions cannot be compared: they have 5 and 3" in tab.inner_text("#card-words")
-    assert "share coordinates" not in tab.inner_text("#notes")
+    assert "Predictions cannot be compared, because they have 5 and 3" in tab.inner_text(
+        "#card-words"
+    )
+    assert "the same order" not in tab.inner_text("#notes")
     assert one.complaints == []
     one.close()
 

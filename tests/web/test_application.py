@@ -23,6 +23,7 @@ from little_zoo import NASTY, Filled, network, recorded
 from served_zoo import Served, serving
 from starlette.exceptions import HTTPException
 
+from axe import violations
 from resemblance import Zoo, behaviour, compare
 from resemblance.errors import DataError
 from resemblance.web.application import application, load_page_files
@@ -87,6 +88,9 @@ def test_answers_about_recordings(client: httpx.Client, there: Filled) -> None:
     assert shown["scores"][0][1] == pytest.approx(truth, abs=1e-4)
     near = got(client, f"/api/entries/{a}/nearest", kernel="gradients", limit=2)
     assert near["matches"][0]["entry"]["id"] == b
+    with Zoo(there.place) as zoo:
+        differ = behaviour(zoo.get(a), zoo.get(b)).disagreement
+    assert near["matches"][0]["disagreement"] == pytest.approx(differ)
     assert len(got(client, "/api/map", group=there.group)["points"]) >= 7
     families = got(client, "/api/families", group=there.group)
     assert [x["entry"]["name"] for x in families["members"][:3]] == [
@@ -310,14 +314,9 @@ def rows(tab: Any, table: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_view_fits_asks_nobody_else_and_does_not_complain(
-    browser: Any, server: Served, there: Filled, width: int, scheme: str
-) -> None:
-    one = Opened(browser, server.address, width, scheme)
+def every_view(there: Filled) -> list[dict[str, str]]:
     a, b = there.id("base"), there.id("tuned")
-    views = [
+    return [
         {"view": "map"},
         {"view": "entry", "id": there.id(NASTY)},
         {"view": "pair", "a": a, "b": b},
@@ -325,7 +324,26 @@ def test_every_view_fits_asks_nobody_else_and_does_not_complain(
         {"view": "recommend", "query": a},
         {"view": "upload"},
     ]
-    for view in views:
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_view_breaks_a_rule_of_axe(
+    browser: Any, server: Served, there: Filled, width: int, scheme: str
+) -> None:
+    one = Opened(browser, server.address, width, scheme)
+    found = {view["view"]: violations(one.go(**view)) for view in every_view(there)}
+    assert not any(found.values()), found
+    one.tab.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_view_fits_asks_nobody_else_and_does_not_complain(
+    browser: Any, server: Served, there: Filled, width: int, scheme: str
+) -> None:
+    one = Opened(browser, server.address, width, scheme)
+    for view in every_view(there):
         tab = one.go(**view)
         assert tab.is_hidden("#problem"), tab.inner_text("#problem")
         assert tab.evaluate("document.documentElement.scrollWidth") <= width, view
@@ -346,7 +364,7 @@ def test_the_map_shows_networks_by_shape_and_opens_them(opened: Opened, there: F
         "[...document.querySelectorAll('#map .point')].map(p => p.tagName + p.classList[1])"
     )
     assert len(set(kinds)) >= 4  # shape and colour by tag
-    assert "without a name" not in tab.inner_text("#map-keys")
+    assert "unnamed" not in tab.inner_text("#map-keys")
     tab.hover(f"#map .point[data-id='{there.id('stranger')}']")
     assert "stranger" in tab.inner_text("#tip")
     tab.focus("#map .point[tabindex='0']")
@@ -358,6 +376,33 @@ def test_the_map_shows_networks_by_shape_and_opens_them(opened: Opened, there: F
     tab.go_back()
     opened.ready()
     assert tab.is_visible("#map")
+
+
+def test_the_map_labels_the_base_and_is_zoomed_by_buttons_keys_and_wheel(opened: Opened) -> None:
+    tab = opened.go(view="map")
+    gap = """() => {
+      const [a, b] = ["base, base", "tuned further"].map((name) =>
+        document.querySelector(`#map [aria-label="${name}"]`).getBoundingClientRect());
+      return Math.hypot(a.x - b.x, a.y - b.y);
+    }"""
+    assert tab.text_content("#map text.base") == "base"
+    whole = tab.evaluate(gap)
+    assert tab.is_disabled("#map-zoom button[data-by='0.5']")
+    tab.click("#map-zoom button[data-by='2']")
+    assert tab.text_content("#map text.base") == "base"  # which is in the middle now
+    assert tab.evaluate(gap) > 1.2 * whole
+    tab.focus("#map .point.base")
+    tab.keyboard.press("+")
+    assert tab.evaluate("document.activeElement.classList.contains('base')")
+    assert tab.evaluate(gap) > 2.4 * whole
+    tab.keyboard.press("0")
+    assert tab.evaluate(gap) == pytest.approx(whole)
+    tab.hover("#map .point.base")
+    tab.keyboard.down("Control")
+    tab.mouse.wheel(0, -200)
+    tab.keyboard.up("Control")
+    eventually(tab, "!document.querySelector('#map-zoom button[data-by=\\'0.5\\']').disabled")
+    assert tab.evaluate("document.querySelectorAll('#map .point').length") <= 7
 
 
 def test_networks_are_searched_sorted_and_the_address_keeps_it(
@@ -401,8 +446,9 @@ def test_a_pair_has_its_layer_map_errors_chance_behaviour_and_coordinates(
     forward, back = behaviour(*reps).summary(), behaviour(*reversed(reps)).summary()
     assert forward != back  # as KL depends on the order
     assert tab.inner_text("#card-words") == forward
-    assert "They share coordinates" in tab.inner_text("#notes")
-    assert "Features moved, dB" in tab.inner_text("#matches")
+    assert "Their units are in the same order" in tab.inner_text("#notes")
+    assert "[object Object]" not in tab.inner_text("#notes")
+    assert "Features drift, dB" in tab.inner_text("#matches")
     tab.check("input[name=index][value=cka-debiased]")
     tab.check("input[name=show][value=product]")
     assert "index=cka-debiased" in tab.url
@@ -509,7 +555,7 @@ def test_a_good_a_damaged_and_a_hostile_file_are_sent(
         return str(tab.inner_text("#upload-status"))
 
     tab = opened.go(view="upload")
-    assert "at most 4.0 MiB" in sent(large)
+    assert "the limit is 4.0 MiB" in sent(large)
     assert sent(damaged).startswith("Not added: the file is damaged")
     tab.fill("#upload-tags", "sent, <b>bold</b>")
     assert sent(good).startswith(r"Added <script>alert(1)</script>\x1b[31m\u202e sent.")

@@ -186,7 +186,7 @@ class ComparisonMatrix(Plotted, StoredResult):
                 between = f"least between {ends[0]} and most between {ends[1]}"
                 if ends[0] == ends[1]:
                     between = f"between {ends[0]}"
-                lines.append(f"Predictions differ {between} ({shares.samples:,} {what}).")
+                lines.append(f"Of {shares.samples:,} {what}, predictions differ {between}.")
         return [*lines, *self.behaviour_missing]
 
     def _ends(

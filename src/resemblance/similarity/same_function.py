@@ -121,8 +121,9 @@ class SameFunction(Content):
             yield (
                 f"{'Undecided' if known else f'{equal}, but it is undecided'} whether the copy is "
                 f"the same network in a different basis at {join_names(found['undecided'])}: "
-                "neither a permutation, a rescaling nor a rotation of units explains the difference "
-                "there, or the recordings lack what would show it (gradients, and `elementwise=True`)."
+                "neither a permutation, a rescaling nor a rotation of units explains "
+                "the difference there, or the recordings lack what would show it (gradients, and "
+                "`elementwise=True`)."
             )
 
 

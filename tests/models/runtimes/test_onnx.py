@@ -265,8 +265,8 @@ def test_gradients_are_left_out_with_one_note(files: dict[tuple[str, str, str], 
     with pytest.warns(ResemblanceWarning) as notes:
         found = rs.record(f"onnx:{path}", images(), progress=False)
     assert [str(note.message) for note in notes] == [
-        f"{path} has no gradients, because PyTorch does not run it; `gradients=False` leaves "
-        "them out without this note"
+        f"{path} has no gradients, because it runs outside of PyTorch; pass `gradients=False` "
+        "to silence this note"
     ]
     assert not found.settings.gradients
     assert found.model.name == path.stem
@@ -276,7 +276,7 @@ def test_gradients_are_left_out_with_one_note(files: dict[tuple[str, str, str], 
     with pytest.raises(LayerError, match="runs outside of PyTorch, so there are no gradients"):
         rs.task2vec(OnnxModel(path), images())
     for option in ({"dtype": "bfloat16"}, {"compile": True}):
-        with pytest.raises(DataError, match="is for networks that PyTorch runs"):
+        with pytest.raises(DataError, match="applies to PyTorch models only"):
             rs.record(OnnxModel(path), images(), progress=False, **option)
 
 

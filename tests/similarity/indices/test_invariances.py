@@ -185,7 +185,7 @@ def test_what_blocks_do_not_estimate_is_refused_with_a_remedy(index):
 
 @pytest.mark.parametrize("index", ["mutual-knn", "jaccard", "cknna"])
 def test_neighbours_take_enough_samples_to_have_some(index):
-    with pytest.raises(MismatchError, match=r"takes 20 samples at least, found 19; record more"):
+    with pytest.raises(MismatchError, match=r"needs at least 20 samples, found 19; record more"):
         rs.compare(recorded(0, 19), recorded(1, 19), kernel="features", index=index)
 
 
@@ -243,4 +243,4 @@ def test_errors_are_those_of_the_formula_without_each_group(index):
 def test_kendall_has_no_error_and_says_why():
     found = rs.compare(recorded(0, 40), recorded(1, 40), kernel="features", index="rsa-kendall")
     assert np.isnan(found.stderr).all()
-    assert any("jackknife takes 32 times as long" in note for note in found.notes)
+    assert any("jackknife would take 32 times as long" in note for note in found.notes)

@@ -297,7 +297,7 @@ def test_the_function_may_return_an_array_of_no_dimensions_and_change_what_it_ge
     [
         (("", row_cosine), "`name` must be made of letters, digits, - and _; found ''"),
         ((7, row_cosine), "`name` must be made of letters, .* found 7"),
-        (("cka", row_cosine), "'cka' is a built-in index; register yours under another name"),
+        (("cka", row_cosine), "'cka' is a built-in index; register yours under a different name"),
         (("mine", 0.5), "`score` must be a function of two kernels; found float"),
     ],
 )
