@@ -239,7 +239,7 @@ def test_two_threads_on_one_model_get_a_clear_error_and_the_model_comes_back():
     first_error, second_error = in_threads(lambda: rs.record(net, X, call=slowly), second)
     assert first_error is None
     assert isinstance(second_error, ResemblanceError)
-    assert "already in a pass" in str(second_error)
+    assert "already being recorded" in str(second_error)
     assert "copy.deepcopy" in str(second_error)
     assert net.training
     assert all(p.requires_grad for p in net.parameters())

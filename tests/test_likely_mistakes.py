@@ -92,7 +92,7 @@ RECORD = {
     "pictures from a worker": (
         conv,
         DataLoader(Samples(picture), num_workers=1),
-        "^samples cannot be put together .*PIL.Image",
+        "^samples cannot be collated .*PIL.Image",
     ),
     "pictures of two sizes": (
         conv,
@@ -614,7 +614,10 @@ def test_masked_values_are_refused():
 SAID = {
     "a name that is a number": (lambda a, b, tmp: a.renamed(1), "name must be a string"),
     "a name of bytes": (lambda a, b, tmp: a.renamed(b"net"), "name must be a string; found b'net'"),
-    "a task's name": (lambda a, b, tmp: rs.task2vec(net(), X, name=3), "`name` must be a text"),
+    "a task's name": (
+        lambda a, b, tmp: rs.task2vec(net(), X, name=3),
+        "`name` must be a non-empty string",
+    ),
     "a title": (lambda a, b, tmp: rs.report([a, b], tmp / "r.html", title=3), "`title` must be"),
     "a level in words": (
         lambda a, b, tmp: rs.compare(a, b)["features"].interval("x"),

@@ -37,7 +37,7 @@ def recommendation():
     best = RankedCandidate(
         1, "net", None, 0.6, "1", likely, scores, None, 100, 1.25, ("it is good",)
     )
-    gone = (ExcludedCandidate("gone", "no network is given for it"),)
+    gone = (ExcludedCandidate("gone", "no network was passed for it"),)
     return Recommendation((best,), gone, "ridge", 10, 10, 2, "none", ("A note.",), 3.0)
 
 

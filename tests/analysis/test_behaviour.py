@@ -84,18 +84,18 @@ def test_models_come_back_as_they_were_and_streams_are_read_once():
 def test_what_cannot_be_compared_says_so():
     one, two = pair(5)
     rep = rs.record(one, X)
-    with pytest.raises(DataError, match="models are compared on data"):
+    with pytest.raises(DataError, match="`data` is required to compare two models"):
         rs.behaviour(one, two)
-    with pytest.raises(DataError, match="models are compared on data"):
+    with pytest.raises(DataError, match="`data` is required to compare two models"):
         rs.behaviour(rep, rep, tokens=3)
     with pytest.raises(DataError, match="no option is named 'buckets'"):
         rs.behaviour(one, two, data=X, buckets=3)
-    with pytest.raises(DataError, match="found one twice"):
+    with pytest.raises(DataError, match="found the same one twice"):
         rs.behaviour(one, one, data=X)
     with pytest.raises(DataError, match="expected two models, found one Representation"):
         rs.behaviour(one, rep, data=X)
     with pytest.raises(MismatchError, match="5 and 7 classes"):
         rs.behaviour(one, head(7), data=X)
     images = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 5, 1))
-    with pytest.raises(TargetError, match="has not one prediction for each sample"):
+    with pytest.raises(TargetError, match="does not have one prediction per sample"):
         rs.behaviour(images, copy.deepcopy(images), data=torch.randn(20, 3, 6, 6))

@@ -233,7 +233,7 @@ def test_bad_labels_are_refused(task):
         fit(x, torch.ones(N).long())
     with pytest.raises(DataError, match="no sample of class 7"):
         KernelClassifier(net, layer="1", classes=[0, 1, 2, 7]).fit(x, y)
-    with pytest.raises(DataError, match="samples of class 2, which `classes` does not list"):
+    with pytest.raises(DataError, match="samples of class 2, which is missing from `classes`"):
         KernelClassifier(net, layer="1", classes=[0, 1]).fit(x, y)
     with pytest.raises(DataError, match="found no labels"):
         fit(x)

@@ -152,7 +152,7 @@ def test_a_list_is_ranked_by_contribution_and_verified(images):
     verified = plain_effects("kl", base, mixed(base, other, [kept]), images)
     remaining = found.remaining, found.remaining_stderr
     assert remaining == pytest.approx(mean_and_error(verified), rel=1e-4)
-    assert "was run on the same samples and leaves" in found.summary()
+    assert "was run on the same samples; the remaining effect is" in found.summary()
     frame = found.to_frame()
     assert set(frame.index[frame.spared]) == set(found.spared)
 
@@ -494,7 +494,7 @@ def test_a_hook_on_the_copy_alone_counts_as_a_change(images):
         ({"keep": 1, "target": 0.1}, "pass `keep` or `target`"),
         ({"target": -0.1}, "`target` must be a number, 0 or more"),
         ({"measure": "mse"}, "`measure` must be auto, kl, js"),
-        ({"names": ("base", "")}, "`copy` must be a text"),
+        ({"names": ("base", "")}, "`copy` must be a non-empty string"),
     ],
 )
 def test_options_out_of_range(options, said, images):
@@ -510,7 +510,7 @@ def test_groups_that_cannot_be_exchanged(images):
         rs.sensitivity(
             nested, copy.deepcopy(nested), torch.randn(8, 4), groups=["stage", "stage.0"]
         )
-    with pytest.raises(LayerError, match="differ from the base's and can be exchanged; found none"):
+    with pytest.raises(LayerError, match="no blocks that differ between base and copy"):
         rs.sensitivity(trained(), trained_again(), images)
     with pytest.raises(LayerError, match="found no layer that has any"):
         rs.sensitivity(nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU()), torch.randn(8, 4))

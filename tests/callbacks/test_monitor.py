@@ -178,7 +178,7 @@ def test_after_a_restart_the_time_is_measured_anew(tmp_path):
 
 def test_a_folder_of_another_run_is_refused(tmp_path):
     watched(tmp_path, 25, every=10)
-    with pytest.raises(DataError, match=r"another run \(steps 0 to 20\), and this run is"):
+    with pytest.raises(DataError, match=r"a different run \(steps 0 to 20\), and this run is"):
         watched(tmp_path, 5)
     assert len(list(tmp_path.glob("step-*.rsm"))) == 3
 
@@ -187,7 +187,9 @@ def test_a_recording_that_fails_does_not_end_the_training(tmp_path):
     watch, _, training = watched(tmp_path, 5, every=10)
     with torch.no_grad():
         training.net.fc2.weight.fill_(torch.nan)
-    with pytest.warns(ResemblanceWarning, match="no recording at step 10, and training continues"):
+    with pytest.warns(
+        ResemblanceWarning, match="recording at step 10 failed, and training continues"
+    ):
         values = watch.step(training.net, 10)
     assert list(values) == ["monitor/share_of_time"]
     assert watch.step(training.net, 11) == {}  # nor is it tried at every step from then on

@@ -22,7 +22,7 @@ def test_what_is_no_zoo_is_refused(refused, tmp_path):
 def test_an_address_that_others_can_reach_needs_a_token(refused, tmp_path, monkeypatch):
     monkeypatch.delenv("RESEMBLANCE_TOKEN", raising=False)
     found = refused("serve", tmp_path, "--host", "0.0.0.0")
-    assert "--token is needed" in found
+    assert "--token is required" in found
     assert "at least 16" in refused("serve", tmp_path, "--token", "short")
 
 

@@ -163,7 +163,7 @@ def test_compiling_is_asked_for_in_a_word(run):
     words = (*WORDS[:2], "models.py:choosing", *WORDS[3:], "--data", "models.py:many")
     status, _, err = run(*words, "--compile", "-o", "x.rsm")
     assert status == 0
-    assert "the network is run as written" in err
+    assert "the network runs in eager mode" in err
 
 
 @pytest.mark.usefixtures("models")

@@ -180,4 +180,4 @@ def test_mistakes_end_in_a_line(folder, refused):
     )
     assert "device must be cpu" in refused("sweep", "jobs.yaml", "--devices", "gpu")
     (folder / "results").touch()
-    assert "cannot make the folder" in refused("sweep", "jobs.yaml")
+    assert "cannot create the folder" in refused("sweep", "jobs.yaml")

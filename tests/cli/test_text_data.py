@@ -194,11 +194,11 @@ def test_mistakes_are_one_line(run, refused, gpt2, folder):
         "--length 25 is more than the 24 tokens that 'gpt2' takes"
     )
     assert said("a.jsonl", model="nets.py:small") == (
-        "a.jsonl (text) holds text, and only models hf:NAME and gguf:FILE bring a tokenizer. Name "
+        "a.jsonl (text) holds text, and only models hf:NAME and gguf:FILE have a tokenizer. Name "
         "a folder or a Hugging Face model that holds one with --tokenizer, or make the tokens in "
         "FILE.py:FUNCTION"
     )
-    assert said("a.jsonl", model="hf:small").startswith("the tokenizer at 'small' makes token 2")
+    assert said("a.jsonl", model="hf:small").startswith("the tokenizer at 'small' produces token 2")
 
 
 def test_layers_read_no_more_text_than_a_trial_needs(run, gpt2, folder):

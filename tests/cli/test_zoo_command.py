@@ -81,7 +81,7 @@ def test_search_shows_scores_with_errors_and_what_was_left_out(full):
         at = next(i for i, line in enumerate(lines) if line.startswith("network"))
         assert lines[at].split() == ["network", "id", "score", "chance", "tags"]
         assert " ± " in lines[at + 3]  # the first may be the network itself
-        assert "1 recorded on other samples or in another way" in " ".join(out.split())
+        assert "1 recorded on different samples or with different settings" in " ".join(out.split())
     found = of_json(full, "search", "zoo", "net 0", "--kernel", "product", "--tag", "mine")
     assert {match["entry"]["name"] for match in found["matches"]} == {"net 1", "net 2", "net 3"}
     assert found["kernel"] == "product"

@@ -42,10 +42,10 @@ def test_labels_that_do_not_fit_are_refused(own, given, message):
         (np.eye(4), r"labels of shape \(4, 4\); pass integers or names, not one-hot rows"),
         (3, r"labels of shape \(\)"),
         ([[1], [2, 3]], "found rows of different lengths"),
-        ([0.0, float("nan")], "found NaN as a label; leave out"),
+        ([0.0, float("nan")], "found NaN as a label; remove"),
         (["cat", 1], "all numbers or all names, found int, str"),
         (np.array(["cat", None], object), "found NoneType, str"),
-        ([1, None], "found NoneType, int; leave out samples without a label"),
+        ([1, None], "found NoneType, int; remove samples without a label"),
         ([1j, 2j], "found complex"),
     ],
 )
@@ -75,7 +75,7 @@ def test_classes_are_sorted_whatever_the_order_of_labels():
     [
         ([1, 1], None, "two or more classes, found 1 alone"),
         ([0, 1], [0, 1, 2], "no sample of class 2, which `classes` lists"),
-        ([0, 1, 2], [0, 1], "samples of class 2, which `classes` does not list"),
+        ([0, 1, 2], [0, 1], "samples of class 2, which is missing from `classes`"),
     ],
 )
 def test_classes_that_cannot_be_learnt_are_refused(found, given, message):

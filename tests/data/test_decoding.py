@@ -86,7 +86,7 @@ def test_what_a_model_is_shown():
         input_field(row(cls=("label", b"1")))
     with pytest.raises(DataError, match="holds nothing"):
         input_field(row())
-    with pytest.raises(DataError, match="is text; make tokens"):
+    with pytest.raises(DataError, match="is text; tokenize"):
         default_sample(row(txt=text))
 
 

@@ -22,14 +22,14 @@ from resemblance.errors import DataError, FormatError, MissingExtra
 
 
 def load(error):
-    with convert_load_errors("bert", "tokeniser", "save it beside the model"):
+    with convert_load_errors("bert", "tokeniser", "save it with the model"):
         raise error
 
 
 def test_whatever_is_raised_is_quoted_by_its_first_line():
     with pytest.raises(DataError) as refusal:
         load(OSError("not found\nand more"))
-    expected = "no tokeniser at 'bert' (not found); save it beside the model"
+    expected = "no tokeniser at 'bert' (not found); save it with the model"
     assert str(refusal.value) == expected
 
 
@@ -41,7 +41,7 @@ def test_whatever_is_raised_is_quoted_by_its_first_line():
     ],
 )
 def test_code_of_its_own_is_refused_in_its_own_words(said):
-    with pytest.raises(DataError, match="'bert' on Hugging Face needs code of its own"):
+    with pytest.raises(DataError, match="'bert' on Hugging Face needs custom code"):
         load(ValueError(said))
 
 
@@ -58,7 +58,7 @@ def test_errors_of_ours_pass():
 def test_a_folder_without_the_files_of_a_tokenizer_has_none(tmp_path):
     pytest.importorskip("transformers")
     little.saved(tmp_path / "bare", little.gpt2())
-    with pytest.raises(DataError, match=r"no tokenizer at .* save it beside the model"):
+    with pytest.raises(DataError, match=r"no tokenizer at .* save it with the model"):
         load_tokenizer(str(tmp_path / "bare"))
     with pytest.raises(DataError, match="no Hugging Face model at"):
         load_text_config(str(tmp_path))

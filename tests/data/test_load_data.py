@@ -173,7 +173,7 @@ def test_a_hugging_face_data_set_is_read_from_disk(tmp_path):
     assert data[5].shape == (3, 8, 8)
     assert torch.allclose(data[5][:, 0, 0], torch.tensor([5.0, 10, 15]) / 255)
     datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(tmp_path / "words")
-    with pytest.raises(DataError, match=r"words \(text\) holds text, and only models"):
+    with pytest.raises(DataError, match=r"words \(text\) is text, and only models"):
         load_data(f"hf:{tmp_path / 'words'}")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no Hugging Face data set at"):

@@ -327,9 +327,9 @@ def test_what_is_refused(tar, tmp_path):
     with pytest.raises(DataError, match=r"no sample can be made of all/\d+ in .*KeyError: 'jpg'"):
         record(rs.stream(tar, lambda row: row["jpg"]))
     twice = [*rows(40), *rows(40)]
-    with pytest.raises(DataError, match="the key of all/00000 came twice"):
+    with pytest.raises(DataError, match="duplicate sample key all/00000"):
         record(rs.stream(twice, vector))
-    with pytest.raises(DataError, match="the key of all/00000 came twice"):
+    with pytest.raises(DataError, match="duplicate sample key all/00000"):
         record([*batches_with_keys(), *batches_with_keys()], call=by_argument)
     with pytest.raises(DataError, match="3 blocks of 16, too few for 9 shards"):
         record(rs.stream(rows(40), vector), shard=(0, 9))
@@ -344,7 +344,7 @@ def test_predictions_of_samples_with_keys_have_no_order(tar):
     net = networks.seeded(networks.MLP)
     machine = rs.KernelClassifier(net, kernel="features", layer="act1")
     machine.fit(torch.from_numpy(X[:90]), Y[:90])
-    with pytest.raises(DataError, match="known by keys come in no order"):
+    with pytest.raises(DataError, match="identified by keys have no order"):
         machine.predict(rs.stream(tar))
 
 

@@ -95,5 +95,5 @@ def test_a_file_that_comes_twice_or_is_far_too_large_is_refused(tmp_path, monkey
         read(path)
     monkeypatch.setattr(shard_files, "_MAX_MEMBER_BYTES", 3)
     path = shards.write_tar(tmp_path / "s.tar", [("1.jpg", b"four")])
-    with pytest.raises(DataError, match=r"1\.jpg in .* says that it has 4 bytes"):
+    with pytest.raises(DataError, match=r"1\.jpg in .* has 4 bytes"):
         read(path)

@@ -154,7 +154,7 @@ def test_the_loader_is_taken_in_the_seeded_order(words):
         ([], {"length": 8}, "no text in some: expected at least one token"),
         (["", " "], {"length": 8}, "no text in some"),
         (["<|end|>"], {"length": 8}, "no text in some"),
-        (["a"], {"length": 1}, "no room for text beside 0 special tokens; use `length=2"),
+        (["a"], {"length": 1}, "no room for text after 0 special tokens; use `length=2"),
     ],
 )
 def test_what_makes_no_sequence(words, texts, options, message):
@@ -245,9 +245,9 @@ def test_lines_that_are_no_rows(tmp_path, content, kind, message):
 def test_a_txt_file_has_no_fields_and_is_utf_8(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"caf\xe9")
-    with pytest.raises(FormatError, match="is not text in UTF-8"):
+    with pytest.raises(FormatError, match="is not UTF-8 text"):
         list(texts_from_file(path).pieces)
-    with pytest.raises(DataError, match="has no field 'text': it is one text"):
+    with pytest.raises(DataError, match="has no field 'text': it is plain text"):
         texts_from_file(path, "text")
 
 

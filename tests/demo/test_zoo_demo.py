@@ -39,7 +39,7 @@ def test_the_family_and_the_recommendation_are_told(told):
     assert "├─ twin-1-int8" in text
     assert "Start from " in text
     assert "and 7 more." in text
-    assert "its training data are" in text
+    assert "distance of its training data" in text
     assert all(len(line) <= 80 for line in lines if "#view" not in line and str(out) not in line)
 
 

@@ -98,7 +98,7 @@ def test_blocks_without_a_stem_or_a_head():
 
 
 def test_without_weights_it_asks_for_names():
-    with pytest.raises(LayerError, match="found none that run; name the layers"):
+    with pytest.raises(LayerError, match="found no layers with weights that run"):
         chosen(nn.Sequential(nn.ReLU()), torch.zeros(2, 3))
 
 

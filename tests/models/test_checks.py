@@ -23,9 +23,9 @@ from resemblance.errors import ResemblanceWarning, TargetError
 G = torch.Generator().manual_seed(0)
 X = torch.randn(40, 6, generator=G)
 IMAGES = torch.randn(40, 3, 6, 6, generator=G)
-RANDOM = "gives other values when it is run again on the same samples"
+RANDOM = "returns different values when it is run again on the same samples"
 DRAWS = np.random.default_rng(0)
-MIXING = "what the model gives for a sample depends on the others in its batch"
+MIXING = "the output for a sample depends on the rest of its batch"
 
 
 def found(net, data, run=call_model):
@@ -115,7 +115,7 @@ def test_random_models_are_found_with_the_layer_where_it_begins(name):
     assert unsteady.layer == layer
     where = f"first at layer '{layer}'" if layer else "in its output"
     assert f"{RANDOM} ({where}, by " in str(unsteady)
-    assert "Scores will be lower than the truth" in str(unsteady)
+    assert "Scores will be too low" in str(unsteady)
 
 
 class Attention(nn.Module):
@@ -508,5 +508,5 @@ def test_a_random_model_is_named_whether_or_not_there_was_a_trial(batch_size):
         def forward(self, x):
             return super().forward(nn.functional.dropout(x, 0.5))
 
-    with pytest.warns(UserWarning, match="gives other values when it is run again"):
+    with pytest.warns(UserWarning, match="returns different values when it is run again"):
         record(networks.seeded(Drops), batch_size=batch_size)

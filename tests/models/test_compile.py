@@ -195,7 +195,7 @@ def test_compiled_code_that_gives_other_numbers_is_not_used():
 def test_samples_of_many_shapes_are_run_as_written():
     model = nn.Sequential(nn.Conv1d(3, 4, 3, padding=1), nn.AdaptiveAvgPool1d(1), nn.Flatten())
     data = [torch.randn(4, 3, length, generator=G) for length in range(5, 13)]
-    with pytest.warns(ResemblanceWarning, match=re.escape("8 of 8 batches were run as written")):
+    with pytest.warns(ResemblanceWarning, match=re.escape("8 of 8 batches ran in eager mode")):
         rs.record(model, data, block=4, batch_size=4, layers="1", compile=True)
 
 
@@ -210,5 +210,5 @@ def test_checkpointed_layers_are_run_as_written():
             super().__init__()
             self.grad_checkpointing = True
 
-    with pytest.warns(ResemblanceWarning, match="gradient checkpointing is on"):
+    with pytest.warns(ResemblanceWarning, match="gradient checkpointing is enabled"):
         rs.record(networks.seeded(Marked), IMAGES, **IN_BATCHES, compile=True)

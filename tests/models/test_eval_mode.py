@@ -207,7 +207,7 @@ class AdaptedNorm(nn.Module):
 def test_record_puts_back_statistics_that_are_kept_in_evaluation_mode():
     net = networks.seeded(AdaptedNorm)
     before = {name: x.clone() for name, x in net.named_buffers()}
-    with pytest.warns(ResemblanceWarning, match="depends on the others in its batch"):
+    with pytest.warns(ResemblanceWarning, match="depends on the rest of its batch"):
         rs.record(net, X, layers=["fc", "head"], gradients=False, block=8, batch_size=8)
     for name, x in net.named_buffers():
         assert torch.equal(x, before[name]), name

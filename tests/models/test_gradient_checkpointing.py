@@ -271,7 +271,7 @@ def test_not_if_the_graph_begins_inside():
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_nor_where_only_whole_backward_passes_work():
-    with pytest.raises(LayerError, match="with use_reentrant=True, which cannot give gradients"):
+    with pytest.raises(LayerError, match="with use_reentrant=True, which provides no gradients"):
         rs.record(networks.seeded(Reentrant), X, **OPTIONS)
 
 

@@ -35,10 +35,14 @@ class Words(nn.Embedding):
         ),
         (conv(), (IMAGES * 255).byte(), "an input is uint8 .*to float32 and divide by 255"),
         (conv().bfloat16(), IMAGES, "bfloat16 .*float32 .*convert the inputs to bfloat16"),
-        (conv(), IMAGES[:, :1], r"float32 \(1, 8, 8\); give it inputs as it takes them, or pass"),
+        (
+            conv(),
+            IMAGES[:, :1],
+            r"float32 \(1, 8, 8\); pass inputs in the form it expects, or pass",
+        ),
         (conv(), {"pixels": IMAGES}, "unexpected keyword argument 'pixels'.*pass `call="),
         (nn.Flatten(2, 9), IMAGES, "it has no weights, and an input is float32"),
-        (nn.Sequential(nn.Embedding(4, 2)), torch.full((20, 3), 9), "int64 .*give it inputs"),
+        (nn.Sequential(nn.Embedding(4, 2)), torch.full((20, 3), 9), "int64 .*pass inputs"),
         (Words(), torch.ones(20).long(), r"token ids must have the shape \(sequences, length\)"),
         (
             nn.Linear(2, 2),

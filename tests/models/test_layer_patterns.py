@@ -113,7 +113,7 @@ def test_what_the_refusal_says_to_write_works():
     net = networks.seeded(networks.ResNet, blocks=1)
     with pytest.raises(LayerError) as refused:
         taps(net, IMAGES, "layer1.*")
-    assert "'layer1.**' for those, and ['layer1.**', '!layer1.*.**'] for these" in str(
+    assert "'layer1.**' for the old meaning, and ['layer1.**', '!layer1.*.**'] for the new" in str(
         refused.value
     )
     assert taps(net, IMAGES, ["layer1.**", "!layer1.*.**"]) == ["layer1.0"]
@@ -145,7 +145,7 @@ def test_a_misspelt_exclusion_is_an_error():
 
 
 def test_excluding_everything_is_an_error():
-    with pytest.raises(LayerError, match="takes out every layer"):
+    with pytest.raises(LayerError, match="excludes every layer"):
         taps(networks.seeded(networks.ResNet), IMAGES, ["fc", "!fc"])
 
 
@@ -174,7 +174,7 @@ def test_a_layer_that_never_runs_is_said_to():
 
 
 def test_no_layers_is_an_error():
-    with pytest.raises(LayerError, match="no layers were asked for"):
+    with pytest.raises(LayerError, match="no layers were given"):
         taps(networks.MLP(), torch.zeros(2, 6), [])
 
 

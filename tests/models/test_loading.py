@@ -118,15 +118,15 @@ def test_code_that_comes_with_a_model_never_runs(own_code, refused, monkeypatch)
     command = ("-m", "resemblance", "layers", "--model", f"hf:{folder}", "--data", "digits")
     said = answering_yes(*command)
     assert said.endswith(
-        f"error: '{folder}' on Hugging Face needs code of its own, and such code is never run; "
-        "read it, then load it yourself in FILE.py:FUNCTION\n"
+        f"error: '{folder}' on Hugging Face needs custom code, which is never run; "
+        "review it, then load the model yourself in FILE.py:FUNCTION\n"
     )
     assert "Traceback" not in said
     # a known kind of model whose class is not the library's
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "gpt2"}
     (folder / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    assert "such code is never run" in refused(*command[2:])
+    assert "custom code, which is never run" in refused(*command[2:])
     assert not mark.exists()
 
 
@@ -138,7 +138,7 @@ def test_code_that_comes_with_a_tokeniser_never_runs(own_code, tmp_path, monkeyp
     folder, mark = own_code
     datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(tmp_path / "words")
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    with pytest.raises(DataError, match=r"no tokenizer at|such code is never run"):
+    with pytest.raises(DataError, match=r"no tokenizer at|custom code, which is never run"):
         load_data(f"hf:{tmp_path / 'words'}", model=f"hf:{folder}")
     assert not mark.exists()
 
@@ -168,10 +168,10 @@ def test_exported_models_are_no_weights_and_no_data(run, refused, folder, name):
         ("recommend", "--data", name, "--models", "pool.toml"),
     ):
         said = refused(*words)
-        expected = f"{name} holds a network ({kind}), not weights or data; name it as the model"
+        expected = f"{name} contains a network ({kind}), not weights or data; pass it as the model"
         assert said.startswith(expected), (words, said)
     for words in (("check", "a.rsm", name, "--max-kl", 0.5), ("compare", name, "a.rsm")):
         assert f"{name} is a model, so --data is required" in refused(*words)
-    assert "has its own weights" in refused(
+    assert "includes its weights" in refused(
         "record", "--model", f"onnx:{name}", "--weights", "w.pt", "--data", "digits", "-o", "b.rsm"
     )

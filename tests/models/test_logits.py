@@ -108,7 +108,7 @@ def test_features_alone_are_recorded_and_predictions_left_out_are_named(case):
     if remedy is None:  # nothing that could be a prediction
         rep = rs.record(net, data, gradients=False)
     else:
-        with pytest.warns(ResemblanceWarning, match=r"predictions are left out") as warned:
+        with pytest.warns(ResemblanceWarning, match=r"predictions are not recorded") as warned:
             rep = rs.record(net, data, gradients=False)
         assert remedy in str(warned[0].message)
     assert rep.predictions is None
@@ -323,7 +323,7 @@ def test_scores_of_predicted_classes_are_not_for_independent_labels():
         rs.recommend({"net": then(lambda z: z)}, X, y, score="leep", logits="sigmoid")
     found = rs.recommend({"net": then(lambda z: z)}, X, y, logits="sigmoid")
     assert not found.best.scores.outputs
-    with pytest.warns(ResemblanceWarning, match="predictions are left out"):
+    with pytest.warns(ResemblanceWarning, match="predictions are not recorded"):
         found = rs.recommend({"net": then(torch.sigmoid)}, X, y)
     assert not found.best.scores.outputs  # its features are ranked all the same
 

@@ -159,7 +159,7 @@ def test_next_tokens_are_no_independent_labels():
 
 
 def test_without_predictions_only_a_function_can_be_differentiated():
-    with pytest.raises(TargetError, match=r'`logits="none"` leaves nothing.*gradients=False'):
+    with pytest.raises(TargetError, match=r'`logits="none"` leaves no loss.*gradients=False'):
         Objective(logits=LogitsReader("none"))
     found = Objective(lambda z, _: z.square().sum(1), logits=LogitsReader("none")).start(Z, Z)
     assert found.at == Z.square().sum()

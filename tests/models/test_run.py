@@ -140,7 +140,7 @@ def test_parameters_made_in_inference_mode_are_refused(runner):
         model = networks.MLP()
     with pytest.raises(
         DataError,
-        match=r"weights were made inside torch\.inference_mode.*build or load the model outside",
+        match=r"weights were created inside torch\.inference_mode.*build or load the model outside",
     ):
         RUNNERS[runner](model, VECTORS)
 
@@ -150,7 +150,7 @@ def test_buffers_made_in_inference_mode_are_refused(runner):
     net = networks.seeded(networks.ResNet)
     with torch.inference_mode():
         net.bn1.running_mean = torch.zeros(3)
-    with pytest.raises(DataError, match=r"made inside torch\.inference_mode"):
+    with pytest.raises(DataError, match=r"created inside torch\.inference_mode"):
         RUNNERS[runner](net, IMAGES)
 
 

@@ -192,9 +192,8 @@ def test_errors_come_in_every_process(rank, folder):
     assert "fails on the first samples" in found["misfit"]
     for name in ("split", "split and sharded"):
         assert found[name] == (
-            "DataError: the model runs in parts, as tensor parallelism has it ('fc1.weight' is "
-            "split over processes): outputs of its layers would be parts too; record it whole, or "
-            "with FSDP"
+            "DataError: the model uses tensor parallelism ('fc1.weight' is split over processes), "
+            "so outputs of its layers are partial; record it unsharded, or with FSDP"
         )
     assert set(found) == {"trains", "misfit", "split", "split and sharded"}
 

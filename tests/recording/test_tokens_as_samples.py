@@ -350,7 +350,9 @@ def test_batch_size_changes_nothing_for_a_masked_model_whose_sequences_grow(mask
 
 def test_a_masked_model_without_its_mask_token_is_warned_of(masked):
     net, data, words, seen = masked
-    with pytest.warns(ResemblanceWarning, match="not masked, as the mask token is not known") as w:
+    with pytest.warns(
+        ResemblanceWarning, match="not masked, because the mask token is unknown"
+    ) as w:
         rep = rs.record(net, data, tokens=3, buckets=0)
     assert {str(x.message)[:4] for x in w} == {"only", "what"} or len(w) == 2
     assert {x.filename for x in w} == {__file__}

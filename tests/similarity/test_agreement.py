@@ -243,7 +243,7 @@ def test_a_comparison_shows_what_networks_do_beside_their_scores(tmp_path):
     assert rs.Comparison.load(found.save(tmp_path / "c.json")) == found
     without = rs.compare(a, b.without_outputs(), kernel="features")
     assert without.behaviour is None
-    assert "predict another" not in without.summary()
+    assert "predict a different" not in without.summary()
 
 
 # -- multi-label networks -------------------------------------------------------------------------

@@ -186,4 +186,4 @@ def test_the_command_writes_names_of_classes(run: Any, refused: Any, folder: Pat
     assert "ant" in (folder / "f.csv").read_text()
     words = ("compare", "a.rsm", "b.rsm")
     assert "give both" in refused(*words, "--classes", "names.txt")
-    assert "not text in UTF-8" in refused(*words, "--flips", "g.csv", "--classes", "bytes.txt")
+    assert "not UTF-8 text" in refused(*words, "--flips", "g.csv", "--classes", "bytes.txt")

@@ -58,7 +58,7 @@ def test_all_results_are_there_though_a_worker_was_killed(survived):
     }
     assert len(list((folder / "results").glob("*.rsm"))) == 4
     (died,) = [x for x in told if isinstance(x, Outcome) and "its worker died" in x.error]
-    assert (died.state, died.error) == ("again", "its worker died: SIGKILL, as when memory ends")
+    assert (died.state, died.error) == ("again", "its worker died: SIGKILL, possibly out of memory")
 
 
 def test_each_is_recorded_once_and_failures_are_tried_again(survived):

@@ -51,4 +51,4 @@ def test_a_cluster_that_does_not_answer(tmp_path):
     with started(tmp_path, RAY_ADDRESS="127.0.0.1:1") as sweep:
         out, err = sweep.communicate()
     assert (sweep.returncode, out) == (2, "")
-    assert "no Ray cluster answers at RAY_ADDRESS=127.0.0.1:1" in err
+    assert "no Ray cluster at RAY_ADDRESS=127.0.0.1:1" in err

@@ -112,7 +112,9 @@ def test_a_system_without_locks_is_told_of(made, monkeypatch):
     asked, place = made(JOBS)
     monkeypatch.setattr(run_sweep, "fcntl", None)
     with (
-        pytest.warns(rs.errors.ResemblanceWarning, match="has no locks, so that two sweeps"),
+        pytest.warns(
+            rs.errors.ResemblanceWarning, match="does not support locks, so two concurrent sweeps"
+        ),
         place.results.claimed(asked.pairs[0]) as own,
     ):
         assert own
@@ -132,7 +134,7 @@ def test_errors_are_kept_beside_the_name_and_forgotten(made):
 def test_a_folder_that_cannot_be(tmp_path):
     (tmp_path / "file").touch()
     results = run_sweep.ResultFolder(tmp_path / "file")
-    with pytest.raises(DataError, match="cannot make the folder"):
+    with pytest.raises(DataError, match="cannot create the folder"):
         results.make()
     assert results.keep_error("a", "why") is None
 

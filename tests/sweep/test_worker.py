@@ -91,7 +91,7 @@ def test_a_machine_without_the_folder(made):
     asked, place = made("models: nets.py:one\ndata: {x: nets.py:x}")
     elsewhere = SweepLocation(Path("/nowhere/at/all"), place.results)
     found = Worker(elsewhere).done(asked.pairs[0])
-    assert "needs a file system that all of them have" in found.error
+    assert "needs a shared file system" in found.error
 
 
 def test_addresses_are_relative_to_the_file(made, tmp_path, monkeypatch):
@@ -169,5 +169,5 @@ def test_networks_share_tokens_if_their_tokenizers_make_the_same(made, tmp_path,
     of_a = shared.of(a)
     assert shared.of(b) is of_a
     assert shared.of(c) is not of_a
-    with pytest.raises(DataError, match="only models hf:NAME and gguf:FILE bring a tokenizer"):
+    with pytest.raises(DataError, match="only models hf:NAME and gguf:FILE have a tokenizer"):
         shared.of(none)

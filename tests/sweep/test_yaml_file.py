@@ -19,8 +19,8 @@ def written(tmp_path, text):
     ("text", "says"),
     [
         ("a: 1\nb: [1, 2\nc: 3\n", "line 3: this is not YAML"),
-        ("a: 1\n\na: 2\n", "line 3: 'a' was given before"),
-        ("a:\n  - b: 1\n    b: 2\n", "line 3: 'b' was given before"),
+        ("a: 1\n\na: 2\n", "line 3: 'a' is given twice"),
+        ("a:\n  - b: 1\n    b: 2\n", "line 3: 'b' is given twice"),
         ("a: 1\n3: 2\n", "line 2: expected a text as a key; write '3'"),
         ("a: 1\nyes: 2\n", "line 2: expected a text as a key; write 'yes'"),
         ("- a\n- b\n", "expected keys such as models: and data:; it holds list"),

@@ -40,7 +40,7 @@ def test_a_dict_is_taken_as_it_is():
     field = collect_candidates({"a": network(0), "b": network})
     assert names(field) == ["a", "b"]
     assert all(isinstance(one.load(), nn.Module) for one in field[0])
-    with pytest.raises(DataError, match="a dict names its networks itself"):
+    with pytest.raises(DataError, match="a dict already names its networks"):
         collect_candidates({"a": network(0)}, {"a": network(0)})
     with pytest.raises(DataError, match="empty dict"):
         collect_candidates({})
@@ -74,7 +74,7 @@ def test_an_address_is_run_only_if_it_is_repeated(zoo, tmp_path):
     rep = rs.record(network(7), X, name="three", progress=False)
     opened.add(dataclasses.replace(rep, model=dataclasses.replace(rep.model, address=address)))
     why = {one.name: one.why for one in collect_candidates(opened)[1]}
-    assert f"its address {address!r} is run only if trust repeats it" in why["three"]
+    assert f"its address {address!r} is loaded only if listed in `trust`" in why["three"]
     for trust in (address, [address]):
         (found,) = collect_candidates(opened, trust=trust)[0]
         with pytest.raises(SystemExit, match="was run"):
@@ -88,7 +88,7 @@ def test_an_address_is_run_only_if_it_is_repeated(zoo, tmp_path):
 def test_a_network_of_other_weights_is_refused(zoo):
     opened, _, _ = zoo
     one = next(c for c in collect_candidates(opened, {"one": network(5)})[0])
-    with pytest.raises(MismatchError, match="has other weights than the one recorded"):
+    with pytest.raises(MismatchError, match="has different weights than the recorded one"):
         one.load()
 
 

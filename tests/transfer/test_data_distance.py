@@ -53,14 +53,14 @@ def test_recordings_that_keep_no_means_are_refused():
     here = tiny(0)
     model = dataclasses.replace(here.model, weights="0" * 16)
     here = dataclasses.replace(here, model=model)
-    with pytest.raises(MismatchError, match="keeps no means"):
+    with pytest.raises(MismatchError, match="has no means"):
         data_distance(here, here)
 
 
 def test_recordings_that_share_no_coordinates_are_refused():
     here = recorded(X)
     for other, why in (
-        (recorded(X, network(3)), "not of one network"),
+        (recorded(X, network(3)), "of different networks"),
         (recorded(X, seed=1), "one seed"),
         (recorded(X, layers=["1"]), "the same layers"),
     ):

@@ -95,7 +95,7 @@ def test_labels_that_do_not_fit_are_refused():
     with pytest.raises(DataError, match="100 labels that differ among 200 samples, of which 50"):
         draw_query(X, torch.arange(200) // 2, at_most=50)
     for missing in ([None] * 200, [float("nan")] * 200):
-        with pytest.raises(DataError, match="leave out samples without"):
+        with pytest.raises(DataError, match="remove samples without"):
             draw_query(X, missing)
 
 

@@ -38,7 +38,7 @@ def test_the_network_that_sees_what_matters_comes_first_and_the_blind_one_last()
         assert one.layer in ("1", "3")
         assert one.seconds > 0
     assert found.best.expected.low > found["blind"].expected.value
-    assert "not told apart from the first by these samples" not in found["blind"].reasons
+    assert "not significantly different from the first" not in found["blind"].reasons
     for one in found:
         along = one.scores.along("ridge")
         assert f"{along[one.layer]:.0%} of labels" in one.reasons[0]
@@ -98,7 +98,7 @@ def test_of_equals_the_smaller_comes_first():
     found = rs.recommend({"large": large, "small": network(0)}, X, Y)
     assert found[0].value == found[1].value
     assert [one.name for one in found] == ["small", "large"]
-    assert "not told apart from the first by these samples" in found["large"].reasons
+    assert "not significantly different from the first" in found["large"].reasons
 
 
 def test_a_network_whose_layers_are_dead_is_not_recommended():
@@ -188,7 +188,7 @@ def test_a_first_look_sets_the_nearest_training_data_first(tmp_path):
         assert [one.name for one in found] == ["blind"]
         assert found.best.distance < 0.1
         assert any(
-            "2 of 3 candidates were ranked before they were run; not other." in note
+            "2 of 3 candidates were first ranked by their training data; not other." in note
             for note in found.notes
         )
         recorded = rs.record(reference, X, progress=False)
@@ -196,7 +196,7 @@ def test_a_first_look_sets_the_nearest_training_data_first(tmp_path):
         assert {one.name for one in again} == {"blind", "sees"}
         assert again["sees"].distance > again["blind"].distance
         other = rs.recommend(zoo, X, Y, models=_by(own), reference=network(8))
-        assert any("not of one network" in note for note in other.notes)
+        assert any("of different networks" in note for note in other.notes)
         assert all(one.distance is None for one in other)
         unasked = rs.recommend(zoo, X, Y, models=_by(own))
         assert any("Pass `reference`" in note for note in unasked.notes)

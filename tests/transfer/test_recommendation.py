@@ -31,7 +31,7 @@ def result(count=2, **changes):
     ranked = tuple(one(i + 1, f"net {i}") for i in range(count))
     values = {
         "ranked": ranked,
-        "left_out": (ExcludedCandidate("gone", "no network is given for it"),),
+        "left_out": (ExcludedCandidate("gone", "no network was passed for it"),),
         "score": "ridge",
         "samples": 10,
         "total": 10,
@@ -58,14 +58,14 @@ def test_the_summary_says_what_to_do_why_and_what_was_left_out():
         "Start from net 0, at layer '3': a linear probe there should reach 80% (70% to 90%).",
         "1. net 0: it is good; 1.2 s.",
         "2. net 1: it is good; 1.2 s.",
-        "gone was left out: no network is given for it.",
+        "gone was left out: no network was passed for it.",
         "A note.",
     ]
-    assert "2 more are ranked below." in result(12).summary()
-    gone = tuple(ExcludedCandidate(f"net {i}", "no network is given for it") for i in range(13))
+    assert "2 more are ranked lower." in result(12).summary()
+    gone = tuple(ExcludedCandidate(f"net {i}", "no network was passed for it") for i in range(13))
     lines = result(left_out=gone).summary().split("\n")
     assert sum("was left out" in line for line in lines) == 10
-    assert "3 more were left out; left_out names them." in lines
+    assert "3 more were skipped; see left_out." in lines
     plain = result(ranked=(one(1, "a", expected=None),)).summary()
     assert plain.startswith("Start from a, at layer '3'.\n")
 

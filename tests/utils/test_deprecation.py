@@ -17,7 +17,7 @@ def test_a_warning_names_what_goes_when_and_what_to_use(version, monkeypatch):
     monkeypatch.setattr(validation, "__version__", version)
     with pytest.warns(
         DeprecationWarning,
-        match=r"old is deprecated since 0\.2 and goes after 0\.3; use new instead",
+        match=r"old is deprecated since 0\.2 and will be removed after 0\.3; use new instead",
     ) as caught:
         old_name()
     assert caught[0].filename == __file__

@@ -52,5 +52,5 @@ def test_text_of_any_language_is_a_word():
 
 @pytest.mark.parametrize("value", ["", None, 3, b"net", ["net"]], ids=repr)
 def test_what_is_no_text_is_refused_by_name(value):
-    with pytest.raises(DataError, match="`title` must be a text that is not empty; found"):
+    with pytest.raises(DataError, match="`title` must be a non-empty string; found"):
         check_nonempty_strings(name="net", title=value)

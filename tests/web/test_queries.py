@@ -97,7 +97,7 @@ def test_data_are_set_against_those_that_entries_learned_from(zoo, little):
     other = queries.entries_by_data(zoo, little.id("stranger"), 5)
     assert other["by_data"] == []
     assert other["skipped"][0]["count"] == other["linked"] == 1
-    assert "they are not of one network" in other["skipped"][0]["why"]
+    assert "they are of different networks" in other["skipped"][0]["why"]
 
 
 def test_a_reference_that_is_not_there_is_said(own):

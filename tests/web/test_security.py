@@ -60,7 +60,7 @@ def test_names_of_the_loopback_are_answered(host):
 def test_a_foreign_name_that_was_pointed_here_is_not(host):
     found = asked(AccessControl(inner), host=host)
     assert found.status_code == 421
-    assert "not a name of this server" in found.json()["error"]
+    assert "not a host name of this server" in found.json()["error"]
 
 
 def test_addresses_in_digits_are_answered_where_others_may_reach_the_server():

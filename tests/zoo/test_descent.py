@@ -131,7 +131,7 @@ def test_a_shared_stem_is_reported_and_is_not_descent(tmp_path, stem):
     assert found.strength < 1
     words = found.summary()
     assert f"share units at {stem} of 6 layers (2" in words
-    assert "does not show that one was made from the other" in words
+    assert "is no evidence that one was derived from the other" in words
     zoo = Zoo(tmp_path / "z")
     zoo.add_all([one, two])
     near = zoo.derivatives("net 1")
@@ -185,7 +185,7 @@ def test_exchanged_units_hide_descent_until_there_is_noise():
     assert found.shown_by == "noise"
     assert found.noise == pytest.approx(1, abs=1e-4)
     assert found.alarms > 1e-3
-    assert "likely of one descent" in found.summary()
+    assert "probably share an ancestor" in found.summary()
     apart = descent(on_noise("base"), on_noise("twin"))
     assert apart.noise < NOISE_LEVEL
     assert not apart.related
@@ -206,7 +206,7 @@ def test_logits_do_not_count_as_units_of_their_own():
     only = [recorded(name, layers=("5",)) for name in ("base", "twin")]
     found = descent(*only)
     assert not found.related
-    assert "logits are all that was recorded" in found.summary()
+    assert "only logits were recorded" in found.summary()
 
 
 def test_what_cannot_be_compared_in_coordinates_says_why():
@@ -228,7 +228,7 @@ def test_what_cannot_be_compared_in_coordinates_says_why():
         (22, "4 bits"),
         (9, "half"),
         (2, "as large as the features"),
-        (np.inf, "did not move"),
+        (np.inf, "is unchanged"),
     ],
 )
 def test_how_far_features_moved_is_told_in_words(decibels, words):
@@ -258,11 +258,11 @@ def test_derivatives_come_least_changed_first(zoo):
     found = zoo.derivatives("base")
     assert [x.entry.name for x in found] == ["int8", "int4", "pruned"]
     assert found.looked_at == 5
-    assert found.left_out == {"recorded on other samples or in another way": 3}
+    assert found.left_out == {"recorded on different samples or with different settings": 3}
     words = found.summary()
     assert words.startswith("Of one descent with base: 3 of 5 entries on unseen, 400 samples.")
     assert "int8 (" in words
-    assert "Left out: 3 recorded on other samples or in another way." in words
+    assert "Skipped: 3 recorded on different samples or with different settings." in words
     assert len(zoo.derivatives("base", limit=1)) == 1
     assert [x.entry.name for x in zoo.derivatives("int8")] == ["base", "int4", "pruned"]
     itself = zoo.derivatives(recorded("twin"))  # as it was given as a recording
@@ -273,7 +273,7 @@ def test_derivatives_come_least_changed_first(zoo):
 def test_derivatives_on_noise_find_exchanged_copies(zoo):
     found = zoo.derivatives("base on noise")
     assert [(x.entry.name, x.descent.shown_by) for x in found] == [("exchanged on noise", "noise")]
-    assert "units exchanged" in found.summary()
+    assert "units permuted" in found.summary()
 
 
 def test_derivatives_can_be_read_and_kept(zoo):
@@ -299,7 +299,7 @@ def test_entries_with_other_layers_or_damage_are_left_out(tmp_path):
     found = derivatives(zoo, "base")
     assert len(found) == 0
     assert found.left_out == {
-        "recorded on other samples or in another way": 1,
+        "recorded on different samples or with different settings": 1,
         "with other layers": 1,
         "damaged": 1,
     }

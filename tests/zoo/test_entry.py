@@ -142,7 +142,7 @@ def test_an_entry_is_told_by_its_recording_and_comes_back_from_json():
     stored = {kernel: x.tobytes() for kernel, x in signatures(rep).items()}
     assert describe_mismatch(entry, rep, stored) == ""
     altered = dataclasses.replace(entry, samples=61)
-    assert "something else of it than its recording" in describe_mismatch(altered, rep, stored)
+    assert "the index disagrees with its recording" in describe_mismatch(altered, rep, stored)
     assert describe_mismatch(entry, rep, {}).endswith(f"recording's: {', '.join(stored)}")
 
 

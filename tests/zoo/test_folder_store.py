@@ -147,7 +147,7 @@ def test_a_truncated_file_is_not_served(zoo, folder, left):
     path = the_file(folder)
     path.write_bytes(path.read_bytes()[:left])
     for layers in (None, [0]):
-        with pytest.raises(FormatError, match="not those that were added"):
+        with pytest.raises(FormatError, match="bytes differ from those that were added"):
             zoo.get("net 0", layers=layers)
     assert [state for state, _ in states(zoo)] == ["damaged"]
 
@@ -166,7 +166,7 @@ def test_a_missing_file_is_told(zoo, folder):
 def test_another_recording_in_its_place_is_not_served(zoo, folder, tmp_path):
     shutil.copy(OTHER.save(tmp_path / "b.rsm"), the_file(folder))
     for layers in (None, [0]):
-        with pytest.raises(FormatError, match="not those that were added"):
+        with pytest.raises(FormatError, match="bytes differ from those that were added"):
             zoo.get("net 0", layers=layers)
 
 
@@ -221,7 +221,7 @@ def test_signatures_of_something_else_are_told(zoo, folder):
         entry = dataclasses.replace(row.entry, samples=33)
         sqlite_index.write_row(db, dataclasses.replace(row, entry=entry), signatures(REP))
     (damage,) = zoo.verify()
-    assert damage.words == "the index says something else of it than its recording"
+    assert damage.words == "the index disagrees with its recording"
     zoo.remove("net 0")
     assert zoo.add(REP).tags == ()
     assert zoo.verify() == []
@@ -418,7 +418,7 @@ def test_an_edit_of_any_cell_is_reported_and_answers_stay_right(
             zoo.family_tree()
 
 
-OTHER_GROUP = "recorded on other samples or in another way"
+OTHER_GROUP = "recorded on different samples or with different settings"
 
 
 def dump(place):
@@ -436,7 +436,7 @@ def test_places_that_cannot_be_a_zoo(tmp_path):
     (tmp_path / "full/thesis.tex").write_text("x")
     with pytest.raises(DataError, match="found a file at"):
         rs.Zoo(tmp_path / "file")
-    with pytest.raises(DataError, match="is no zoo, and not empty"):
+    with pytest.raises(DataError, match="is neither a zoo nor empty"):
         rs.Zoo(tmp_path / "full")
     with pytest.raises(DataError, match=r"found a file at .*, or above it"):
         rs.Zoo(tmp_path / "file/zoo")
@@ -465,7 +465,7 @@ def test_a_folder_that_may_only_be_read_can_be_read():
                 with pytest.raises(DataError, match="may be written to"):
                     write()
             assert zoo.entry("net 0").tags == ("a",)
-            with pytest.raises(DataError, match="cannot make the folder"):
+            with pytest.raises(DataError, match="cannot create the folder"):
                 Zoo(Path(name, "new")).add(OTHER)
         for path in (Path(name), place, *place.rglob("*")):
             path.chmod(0o777)

@@ -69,7 +69,7 @@ def test_what_else_lies_there_is_told_apart(files):
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"cannot make the folder .*name another"):
+    with pytest.raises(DataError, match=r"cannot create the folder .*choose"):
         make_folder(tmp_path / "file" / "zoo")
 
 

@@ -104,7 +104,7 @@ def test_what_an_entry_says_is_compared_with_its_layers(zoo):
     facts = lance_tables.copy_facts(dataclasses.replace(copy, entry=entry))
     zoo.store._tables.update("entries", "true", {"facts": facts})
     (damage,) = zoo.verify()
-    assert (damage.state, damage.words[:24]) == ("damaged", "the index says something")
+    assert (damage.state, damage.words[:19]) == ("damaged", "the index disagrees")
 
 
 def test_missing_layers_are_told_and_added_again(zoo):

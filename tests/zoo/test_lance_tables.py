@@ -182,9 +182,9 @@ def test_parts_that_are_not_what_was_written_are_refused():
     with pytest.raises(FormatError, match="its own row is missing"):
         verified_layers(copy, CopyContent(files, None), every)
     for harmed in ({**files, 1: files[0]}, {**files, 0: files[0] + b" "}):
-        with pytest.raises(FormatError, match="not those that were added"):
+        with pytest.raises(FormatError, match="bytes differ from those that were added"):
             verified_layers(copy, CopyContent(harmed, shared), every)
-    with pytest.raises(FormatError, match="not those that were added"):
+    with pytest.raises(FormatError, match="bytes differ from those that were added"):
         verified_layers(copy, CopyContent(files, shared + b" "), every)
 
 

@@ -107,7 +107,7 @@ def test_an_entry_asked_about_is_left_out_itself_and_a_file_is_not(zoo, tmp_path
     found = zoo.search("n0.1", limit=9)
     assert "n0.1" not in [x.entry.name for x in found]
     assert len(found) == found.looked_at == 4
-    assert found.left_out == {"the network asked about": 1}
+    assert found.left_out == {"the query itself": 1}
     path = zoo.get("n0.1").save(tmp_path / "a.rsm")
     again = zoo.search(path, limit=1)
     assert (again.matches[0].entry.name, again.matches[0].score) == ("n0.1", pytest.approx(1))
@@ -164,13 +164,16 @@ def test_other_groups_and_other_recordings_are_counted(tmp_path):
     mixed.add(network(0.1, 3, seed=5, name="other seed"))
     found = mixed.search(network(0, 99))
     assert [x.entry.name for x in found] == ["n0.1"]
-    assert found.left_out == {"recorded on other samples or in another way": 2}
+    assert found.left_out == {"recorded on different samples or with different settings": 2}
     words = found.summary()
     assert "1 network on data of 90, 90 samples looked at" in words
-    assert "Left out: 2 recorded on other samples or in another way; to search those" in words
+    assert (
+        "Left out: 2 recorded on different samples or with different settings; to search those"
+        in words
+    )
     nothing = mixed.search(network(0, 99, samples=70))
     assert len(nothing) == nothing.looked_at == 0
-    assert "None was found." in nothing.summary()
+    assert "No matches." in nothing.summary()
 
 
 def of_target(rep, target):
@@ -203,7 +206,7 @@ def test_gradients_are_searched_where_they_are_of_one_target(targets, kernel):
     assert found.looked_at == 1
     assert found.left_out == {
         "recorded without gradients": 1,
-        "with gradients of another target or beta": 1,
+        "with gradients of a different target or beta": 1,
     }
     assert "1 recorded without gradients" in found.summary()
     found = targets.search("another", kernel=kernel)
@@ -229,7 +232,7 @@ def test_samples_in_another_order_under_the_same_name_are_left_out(tmp_path):
         zoo.add(rs.record(net, data, data_id="x", name=name))
     found = zoo.search(rs.record(net, x, data_id="x", name="query"))
     assert [x.entry.name for x in found] == ["as it was"]
-    assert found.left_out == {"recorded on other samples or in another way": 1}
+    assert found.left_out == {"recorded on different samples or with different settings": 1}
     assert (found.looked_at, found.compared) == (2, 1)
 
 
@@ -286,7 +289,7 @@ def test_what_cannot_be_asked_says_so(zoo):
         zoo.search("n0.1", layer="l9")
     with pytest.raises(MismatchError, match="'product' needs gradients, and 'n0' was recorded"):
         zoo.search(network(0, 9, gradients=False), kernel="product")
-    with pytest.raises(DataError, match="found 'n0' without; record it again with blocks above 0"):
+    with pytest.raises(DataError, match="'n0' has no blocks, which search needs"):
         zoo.search(network(0, 9, blocks=0))
 
 

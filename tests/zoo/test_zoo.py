@@ -169,7 +169,7 @@ def test_what_a_network_was_trained_on_is_a_key_or_an_id(zoo):
 
 
 def test_a_share_of_a_recording_is_refused(zoo):
-    with pytest.raises(MismatchError, match=r"'net 0' is a share.*1 of 2.*merge"):
+    with pytest.raises(MismatchError, match=r"'net 0' is an incomplete recording.*1 of 2.*merge"):
         zoo.add(tiny(0, shard=(0, 2)))
 
 

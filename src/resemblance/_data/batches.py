@@ -64,8 +64,8 @@ def check_unmasked(array: Any) -> None:
     """An error if values of an array are hidden by a mask, which nothing here would see."""
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         raise DataError(
-            "expected an array without masked values; fill them, such as with filled(0), or leave "
-            "their samples out"
+            "expected an array without masked values; fill them, for example with filled(0), or "
+            "remove those samples"
         )
 
 
@@ -233,10 +233,10 @@ def as_labels(labels: Any) -> np.ndarray:  # -> (n,)
     try:
         array = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     except ValueError as error:
-        raise DataError("expected one label a sample, found rows of different lengths") from error
+        raise DataError("expected one label per sample, found rows of different lengths") from error
     if array.ndim != 1:
         raise DataError(
-            f"expected one label a sample, found labels of shape {array.shape}; pass integers or "
+            f"expected one label per sample, found labels of shape {array.shape}; pass integers or "
             "names, not one-hot rows"
         )
     values = list(labels) if isinstance(labels, list | tuple) else array.tolist()
@@ -245,11 +245,11 @@ def as_labels(labels: Any) -> np.ndarray:  # -> (n,)
     if not (all(kinds.values()) if any(kinds.values()) else numbers):
         raise DataError(
             "expected labels that are all numbers or all names, found "
-            f"{', '.join(sorted(kinds))}; leave out samples without a label"
+            f"{', '.join(sorted(kinds))}; remove samples without a label"
         )
     if array.dtype.kind == "f" and np.isnan(array).any():
         raise DataError(
-            "expected a class for each sample, found NaN as a label; leave out samples without one"
+            "expected a class for each sample, found NaN as a label; remove samples without one"
         )
     return array
 
@@ -259,7 +259,7 @@ def labels_for_batch(indices: np.ndarray, own: Any, apart: np.ndarray | None) ->
     if apart is not None:
         if indices.max() >= len(apart):
             raise DataError(
-                f"expected one label a sample, found labels of shape {apart.shape} and a sample "
+                f"expected one label per sample, found labels of shape {apart.shape} and a sample "
                 f"{indices.max()}; pass labels in the order of the data"
             )
         return apart[indices]
@@ -284,12 +284,12 @@ def check_classes(labels: np.ndarray, classes: Any = None) -> np.ndarray:
     if len(absent := np.setdiff1d(expected, present)):
         raise DataError(
             f"no sample of class {join_names(absent, 5)}, which `classes` lists: it cannot be "
-            "learnt; add samples of it or leave it out"
+            "learned; add samples of it, or remove it from `classes`"
         )
     if len(surplus := np.setdiff1d(present, expected)):
         raise DataError(
-            f"samples of class {join_names(surplus, 5)}, which `classes` does not list; list it or "
-            "leave them out"
+            f"samples of class {join_names(surplus, 5)}, which is missing from `classes`; add it "
+            "or remove them"
         )
     return present
 

@@ -162,8 +162,7 @@ def default_sample(row: Row, size: int = 224, raw: bool = False) -> Any:
     name = input_field(row)
     if row.kind(name) == "text":
         raise DataError(
-            f"sample {printable(row.where)} is text; make tokens of it with "
-            "`sample=<function of a row>`"
+            f"sample {printable(row.where)} is text; tokenize it with `sample=<function of a row>`"
         )
     inputs = row[name]
     if row.kind(name) == "image":

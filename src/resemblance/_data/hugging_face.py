@@ -49,8 +49,8 @@ def convert_load_errors(name: str, what: str, remedy: str) -> Iterator[None]:
 def remote_code_error(name: str) -> DataError:
     """The refusal of what cannot be loaded without running code that comes with it."""
     return DataError(
-        f"{name!r} on Hugging Face needs code of its own, and such code is never run; read it, "
-        "then load it yourself in FILE.py:FUNCTION"
+        f"{name!r} on Hugging Face needs custom code, which is never run; review it, then load the "
+        "model yourself in FILE.py:FUNCTION"
     )
 
 
@@ -79,7 +79,7 @@ def pretrained_source(name: str) -> tuple[str, dict[str, Any]]:
 
 def load_tokenizer(name: str) -> Any:
     """The tokenizer that was saved with a model."""
-    remedy = "save it beside the model, or make tokens in FILE.py:FUNCTION"
+    remedy = "save it with the model, or tokenize in FILE.py:FUNCTION"
     tokenizer = _from_pretrained("AutoTokenizer", name, "tokenizer", remedy)
     if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
         # from a folder without its files the library makes one that knows no words

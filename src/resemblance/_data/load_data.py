@@ -216,7 +216,7 @@ def _load_samples(spec: str, size: int, raw: bool, skip_bad: bool) -> Any:
         return _image_folder(path, size, raw, skip_bad)
     if path.suffix in (".npz", ".npy") and path.is_file():
         return _load_arrays(path)
-    what = "data of an unknown kind" if path.exists() else "no data"
+    what = "unknown kind of data" if path.exists() else "no data"
     raise DataError(
         f"{what} at {spec!r}; expected digits, a folder of images, an .npz, .npy, .txt, .jsonl or "
         ".parquet file, tar shards, hf:NAME, hf-stream:NAME, probe:images, probe:text or "
@@ -334,9 +334,8 @@ def _load_tokens(texts: Texts, model: str, text: TextOptions, limit: int) -> Any
     name = own_tokenizer(model)
     if name is None and text.tokenizer is None:
         raise DataError(
-            f"{texts.name} holds text, and only models hf:NAME and gguf:FILE bring a tokenizer. "
-            "Name a folder or a Hugging Face model that holds one with `tokenizer`, or make the "
-            "tokens in FILE.py:FUNCTION"
+            f"{texts.name} is text, and only models hf:NAME and gguf:FILE have a tokenizer. Pass a "
+            "folder or a Hugging Face name as `tokenizer`, or tokenize in FILE.py:FUNCTION"
         )
     tokenizer = load_tokenizer(text.tokenizer or str(name))
     config = None if name is None else load_text_config(name)
@@ -348,8 +347,9 @@ def _load_tokens(texts: Texts, model: str, text: TextOptions, limit: int) -> Any
     known, largest = getattr(config, "vocab_size", None), int(loader.dataset.tokens.max())  # type: ignore[attr-defined]
     if known is not None and largest >= known:
         raise DataError(
-            f"the tokenizer at {text.tokenizer or name!r} makes token {largest}, and {model} knows "
-            f"{known} tokens; use the tokenizer that the model was trained with"
+            f"the tokenizer at {text.tokenizer or name!r} produces token {largest}, but the "
+            f"vocabulary of {model} has {known} tokens; use the tokenizer the model was trained "
+            "with"
         )
     return loader
 

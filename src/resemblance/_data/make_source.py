@@ -334,8 +334,8 @@ def _collate_samples(collate: Callable[[Any], Any], samples: Any) -> Any:
         return collate(samples)
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
         raise DataError(
-            f"samples cannot be put together into a batch ({first_line(error)}); give tensors "
-            "of one shape, such as with a transform, or a DataLoader with its own collate_fn"
+            f"samples cannot be collated into a batch ({first_line(error)}); return tensors of one "
+            "shape, for example with a transform, or pass a DataLoader with its own collate_fn"
         ) from error
 
 

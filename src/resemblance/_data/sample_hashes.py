@@ -56,8 +56,8 @@ def refuse_duplicate(index: int, name: str, seen: set[int]) -> None:
     """
     if index in seen:
         raise DataError(
-            f"the key of {printable(name)} came twice, and keys tell samples apart; give every "
-            "sample a key of its own, such as a name that has the shard's in it"
+            f"duplicate sample key {printable(name)}: keys must be unique, for example by "
+            "including the name of the shard"
         )
     if len(seen) < _MAX_REMEMBERED_KEYS:
         seen.add(index)

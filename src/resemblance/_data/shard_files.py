@@ -50,7 +50,7 @@ def read_tar(path: Path) -> Iterator[Row]:
         fields: dict[str, tuple[FieldKind, bytes]] = {}
         for _, field, name, content in files:
             if field in fields:
-                raise DataError(f"{path} holds {printable(name)} twice; write it again")
+                raise DataError(f"{path} contains {printable(name)} twice; write it again")
             fields[field] = (_KIND_BY_SUFFIX.get(field.rpartition(".")[2], "other"), content)
         yield Row(key, f"{key} in {path}", fields)
 
@@ -77,8 +77,8 @@ def _tar_members(path: Path) -> Iterator[tuple[str, bytes]]:
                     continue
                 if member.size > _MAX_MEMBER_BYTES:
                     raise DataError(
-                        f"{printable(member.name)} in {path} says that it has {member.size:,} "
-                        f"bytes; expected at most {_MAX_MEMBER_BYTES:,} a file"
+                        f"{printable(member.name)} in {path} has {member.size:,} bytes; the limit "
+                        f"is {_MAX_MEMBER_BYTES:,} per file"
                     )
                 content = shard.extractfile(member)
                 assert content is not None  # of what is no plain file

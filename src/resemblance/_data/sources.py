@@ -143,8 +143,8 @@ def concat_indices(pieces: Sequence[Piece]) -> np.ndarray:
 
 def too_many_shards_error(shard: tuple[int, int], what: str, count: int, block: int) -> DataError:
     return DataError(
-        f"shard {shard[0]} of {shard[1]}: {what} make {count} blocks of {block}, too few for "
-        f"{shard[1]} shards; use at most {count}, or a smaller block"
+        f"shard {shard[0]} of {shard[1]}: {what} are {count} blocks of {block}, too few for "
+        f"{shard[1]} shards; use at most {count} shards, or a smaller block"
     )
 
 

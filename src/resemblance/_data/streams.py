@@ -120,8 +120,8 @@ class Stream:
             raise
         except Exception as error:  # of the caller's own function
             raise DataError(
-                f"no sample can be made of {printable(lazy.where)} ({type(error).__name__}: "
-                f"{first_line(error)}); repair it or the function that makes samples"
+                f"cannot build a sample from {printable(lazy.where)} ({type(error).__name__}: "
+                f"{first_line(error)}); fix it, or the function that builds samples"
             ) from error
 
     def load_or_skip(self, lazy: LazySample, like: Any) -> Any:

@@ -57,9 +57,7 @@ def texts_from_file(path: Path, field: str | None = None, *, lines: bool = False
     """
     if path.suffix != ".jsonl":
         if field is not None:
-            raise DataError(
-                f"{path} has no field {field!r}: it is one text; leave out `text_field`"
-            )
+            raise DataError(f"{path} has no field {field!r}: it is plain text; omit `text_field`")
         return Texts(str(path), _read_text(path, lines), running=not lines)
     _, first = next(_jsonl_objects(path), (0, None))
     if first is None:
@@ -82,7 +80,7 @@ def choose_text_field(
     wanted: str | None, of_text: Sequence[str], every: Sequence[str], name: str
 ) -> str:
     """The field that holds the text, or an error that says which there are."""
-    hint = f"name the one that holds the text with `text_field`: {', '.join(of_text)}"
+    hint = f"set `text_field` to the one that contains the text: {', '.join(of_text)}"
     hint = hint if of_text else "expected one of text"
     if wanted is not None:
         if wanted not in every:
@@ -107,7 +105,7 @@ def _read_text(path: Path, lines: bool) -> Iterator[str]:
                 yield "".join(stretch)
     except UnicodeDecodeError as error:
         raise FormatError(
-            f"{path} is not text in UTF-8 ({first_line(error)}); convert it, such as with iconv"
+            f"{path} is not UTF-8 text ({first_line(error)}); convert it, for example with iconv"
         ) from error
 
 
@@ -117,8 +115,8 @@ def _jsonl_texts(path: Path, field: str) -> Iterator[str]:
         if text is not None and not isinstance(text, str):
             what = "no such field" if text is ... else type(text).__name__
             raise DataError(
-                f"expected text as {field!r} in line {number} of {path}, found {what}; repair or "
-                "remove the line, or name another field with `text_field`"
+                f"expected text as {field!r} in line {number} of {path}, found {what}; fix or "
+                "remove the line, or choose a different field with `text_field`"
             )
         yield text or ""
 
@@ -205,7 +203,7 @@ def tokenize_texts(
     room = length - len(start) - len(end)
     if room < 2:
         raise DataError(
-            f"sequences of {length} tokens leave no room for text beside {len(start) + len(end)} "
+            f"sequences of {length} tokens have no room for text after {len(start) + len(end)} "
             f"special tokens; use `length={len(start) + len(end) + 2}` or more"
         )
     counts: Counter[str] = Counter()

@@ -69,9 +69,7 @@ def choose_auto_layers(calls: Sequence[Call]) -> AutoLayers:
     """
     leaves = [c for c in calls if c.leaf]
     if not any(c.weighted for c in leaves):
-        raise LayerError(
-            '`layers="auto"` looks for layers with weights and found none that run; name the layers'
-        )
+        raise LayerError('`layers="auto"` found no layers with weights that run; name the layers')
     blocks, left_out = _recordable_calls(_blocks_in_runs(calls))
     if not blocks:
         outputs, inputs = _chain_calls(leaves)

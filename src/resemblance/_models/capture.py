@@ -207,7 +207,8 @@ class Capture:
             )
         torch.autograd.grad(at, self._leaves, gradient, allow_unused=True)
         self._missing(
-            "gets no gradient, as its output does not reach the loss; leave it out or record with "
+            "gets no gradient, because its output does not reach the loss; exclude it, or record "
+            "with "
             "`gradients=False`",
             self._done,
         )
@@ -235,12 +236,12 @@ class Capture:
         if tensor is None or trouble:
             raise LayerError(
                 f"layer {self.taps[i].name!r}: expected a dense floating-point tensor, found "
-                f"{trouble}; leave it out, or tap a different layer"
+                f"{trouble}; exclude it, or choose a different layer"
             )
         if tensor.element_size() == 1 and self.gradients:
             raise LayerError(
                 f"layer {self.taps[i].name!r} returns {tensor.dtype}, in which gradients "
-                "underflow; leave it out, or record features only with `gradients=False`"
+                "underflow; exclude it, or record features only with `gradients=False`"
             )
         axis = self._axis(i, module, tensor)
         wide = tensor.float() if tensor.element_size() == 1 else tensor  # 8 bits: no arithmetic
@@ -248,7 +249,7 @@ class Capture:
         if features is None and not self._may_drop:
             raise LayerError(
                 f"layer {self.taps[i].name!r}: expected one row for each position of a sequence, "
-                f'found shape {tuple(tensor.shape)}; leave it out, or record with `unit="sample"`'
+                f'found shape {tuple(tensor.shape)}; exclude it, or record with `unit="sample"`'
             )
         if features is None:
             self.dropped.add(i)
@@ -292,8 +293,8 @@ class Capture:
         if not axes:
             raise LayerError(
                 f"layer {self.taps[i].name!r}: expected {self._count} samples along its first "
-                f"axis, found shape {tuple(tensor.shape)}; tap a layer around it that keeps one "
-                "row a sample"
+                f"axis, found shape {tuple(tensor.shape)}; choose an enclosing layer that keeps "
+                "one row per sample"
             )
         if len(axes) == 1:
             self._axes[i] = axes[0]

@@ -67,7 +67,7 @@ _MSG_TOKEN_IDS_1D = (
     "batch axis (ids[None]), or pass a data set of single sequences"
 )
 _MSG_CHECK_INPUTS = (
-    "give it inputs as it takes them, or pass `call=<function (model, batch)>`, which runs it"
+    "pass inputs in the form it expects, or pass `call=<function (model, batch)>`, which runs it"
 )
 
 
@@ -99,14 +99,14 @@ class NonDeterminism:
 
 
 _MSG_RANDOM = (
-    "the model gives other values when it is run again on the same samples ({}): something in it "
-    "is random in evaluation mode, or changes with every call. Scores will be lower than the "
-    "truth; switch it off, as F.dropout(x, training=self.training) does"
+    "the model returns different values when it is run again on the same samples ({}): something "
+    "in it is random in eval mode, or changes with every call. Scores will be too low; disable it, "
+    "as F.dropout(x, training=self.training) does"
 )
 _MSG_BATCH_DEPENDENT = (
-    "what the model gives for a sample depends on the others in its batch ({}), as with batch norm "
-    "that has no running statistics or with logits across a batch. Results will depend on "
-    "`batch_size`: compare recordings of one `batch_size` alone, or record layers before that one "
+    "the output for a sample depends on the rest of its batch ({}), for example by batch norm "
+    "without running statistics, or by logits across a batch. Results will depend on "
+    "`batch_size`: compare only recordings with equal `batch_size`, or record the layers before it "
     "with `gradients=False`"
 )
 
@@ -385,9 +385,9 @@ def _equal_leaves(one: object, two: object) -> bool:
 _MSG_PERMUTED = (
     "layer {!r} holds samples in a different order than the batch, as if the network sorted or "
     "flipped its batch inside: features there are recorded for the wrong samples. Record with "
-    "`batch_size=1`, or leave out the layers between sorting and restoring the order"
+    "`batch_size=1`, or exclude the layers between sorting and restoring the order"
 )
 _MSG_NO_GRADIENT = (
-    "the gradient of the loss is zero at every layer: nothing but zeros would be recorded; check "
-    "the target, or record features alone with `gradients=False`"
+    "the gradient of the loss is zero at every layer; check the target, or record features only "
+    "with `gradients=False`"
 )

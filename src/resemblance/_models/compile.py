@@ -41,9 +41,9 @@ def weights_and_buffers(model: nn.Module) -> dict[str, Tensor]:
 def why_not_compilable(model: nn.Module) -> str | None:
     """Why a network is not even tried, if so."""
     if is_offloaded(model):
-        return "its weights are brought when they are needed"
+        return "its weights are offloaded"
     if uses_gradient_checkpointing(model):
-        return "gradient checkpointing is on, whose memory compiled code would not save"
+        return "gradient checkpointing is enabled, and compiled code would not save its memory"
     if len({weight.device for weight in weights_and_buffers(model).values()}) > 1:
         return "its weights are on several devices"
     return None
@@ -180,7 +180,7 @@ def _raise_if_weights_are_constants(
         held: Any = getattr(graph, node.target) if node.op == "get_attr" else None
         plain = type(held) is Tensor or isinstance(held, nn.Parameter)
         if plain and (name := own.get(held.untyped_storage().data_ptr())) is not None:
-            raise LayerError(f"the network reaches its weight {name!r} around its parameters")
+            raise LayerError(f"the network accesses its weight {name!r} outside of its parameters")
 
 
 def _coarsest_eps(tensors: Sequence[Tensor]) -> float:
@@ -219,7 +219,7 @@ _FLOAT32_MARGIN = 1.5  # times as far from a run in float32 as the eager run is
 OutputsByLayer = dict[str, Sequence["Tensor | None"]]
 _programs: OrderedDict[Hashable, CompiledProgram | str] = OrderedDict()  # or why there is none
 _lock = threading.Lock()  # one thread compiles at a time
-_MSG_OUT_OF_MEMORY = "the device's memory does not do for it"
+_MSG_OUT_OF_MEMORY = "the device ran out of memory"
 
 
 class CompiledRunner:
@@ -273,8 +273,8 @@ class CompiledRunner:
         rest, every = self._counts["eager"], sum(self._counts.values())
         if not self._given_up and every > 3 and rest > every / 2:
             warn(
-                f"{rest} of {every} batches were run as written, as `compile=True` serves batches "
-                "of one shape; give all samples one shape, or leave it out"
+                f"{rest} of {every} batches ran in eager mode, because `compile=True` compiles a "
+                "single batch shape; give all samples one shape, or omit it"
             )
 
     def _begin(self, inputs: BatchInputs) -> None:
@@ -316,7 +316,7 @@ class CompiledRunner:
     def _give_up(self, why: str) -> None:
         self._given_up, self._program = True, None
         self._say("as written")
-        warn(f"`compile=True` has no effect here, and the network is run as written: {why}")
+        warn(f"`compile=True` has no effect here, and the network runs in eager mode: {why}")
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 

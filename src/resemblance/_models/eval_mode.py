@@ -283,7 +283,7 @@ class RandomState:
 def run_in_eval_mode(
     model: nn.Module, *, frozen: bool = True, dtype: torch.dtype | None = None
 ) -> Iterator[None]:
-    """Evaluation mode, parameters frozen, every module run as written; all undone at the end.
+    """Evaluation mode, parameters frozen, every module run eagerly; all undone at the end.
 
     With `dtype`, floating-point weights are cast to it until then.
 
@@ -347,8 +347,9 @@ def _begin_pass(model: nn.Module) -> Iterator[None]:
     with _lock:
         if any(module in _modules_in_pass for module in modules):
             raise ResemblanceError(
-                f"this {type(model).__name__}, or a part of it, is already in a pass, in another "
-                "thread or around this one; wait until that is over, or run a copy.deepcopy of it"
+                f"this {type(model).__name__}, or a part of it, is already being recorded, in a "
+                "different thread or by an enclosing call; wait until that has finished, or record "
+                "a copy.deepcopy of it"
             )
         if not _modules_in_pass:
             fused = torch.backends.mha.get_fastpath_enabled()

@@ -40,14 +40,13 @@ def choose_blocks(model: nn.Module, groups: Groups, calls: Sequence[Call]) -> li
         taps = select_layers(model, groups, calls)
         if inputs := [tap.name for tap in taps if tap.is_input]:
             raise LayerError(
-                f"expected modules to exchange, found the input of one, {inputs[0]!r}; leave `:in` "
-                "out"
+                f"expected modules to exchange, found the input of one, {inputs[0]!r}; omit `:in`"
             )
         names = list(dict.fromkeys(tap.module for tap in taps))
         for name in names:
             if inside := next((other for other in names if other.startswith(f"{name}.")), None):
                 raise LayerError(
-                    f"{inside!r} is inside {name!r}, and both are in `groups`; leave one out"
+                    f"{inside!r} is inside {name!r}, and both are in `groups`; remove one"
                 )
         return names
     blocks, modules = repeated_blocks(calls), modules_by_name(model)

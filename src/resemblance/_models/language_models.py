@@ -187,8 +187,8 @@ def sample_positions(
     counts = allowed.sum(1)
     if not counts.all():
         raise DataError(
-            f"sequence {indices[np.argmin(counts)]} has no token to record: it holds nothing but "
-            "padding and special tokens; leave it out"
+            f"sequence {indices[np.argmin(counts)]} has no token to record, only padding and "
+            "special tokens; remove it"
         )
     # of an allowed token, among those of its sequence
     rank = (np.cumsum(allowed, 1) - 1).astype(np.uint64)  # with int64 the sum would be a float
@@ -256,8 +256,8 @@ def move_padding_last(samples: Any) -> Any:
 
 Unit = Literal["auto", "sample", "token"]
 _MSG_UNMASKED = (
-    "the model fills in masked tokens, and those that are recorded are not masked, as the mask "
-    "token is not known; pass a `tokenizer` that has it"
+    "the model is a masked language model, but recorded tokens are not masked, because the mask "
+    "token is unknown; pass a `tokenizer` that has one"
 )
 
 

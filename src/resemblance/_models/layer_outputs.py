@@ -154,15 +154,15 @@ def pool_values(
     """
     if x.is_complex():
         raise DataError(
-            f"expected a layer of real numbers, found {x.dtype}; tap another layer, or one that "
-            "follows torch.view_as_real"
+            f"expected a layer of real numbers, found {x.dtype}; choose a different layer, or one "
+            "after torch.view_as_real"
         )
     if callable(pool):
         found = pool(x)
         if not isinstance(found, Tensor) or found.ndim < 1 or len(found) != len(x):
             what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise DataError(
-                f"pool must give a tensor with a row for each of {len(x)} samples; found {what}"
+                f"pool must return a tensor with one row for each of {len(x)} samples; found {what}"
             )
         return found.flatten(1) if found.ndim > 1 else found[:, None]
     if pool == "flatten" or x.ndim < 3:

@@ -126,7 +126,7 @@ def select_layers(
         for moment in _matching_calls(model, pattern, calls):
             chosen.pop(moment, None)
     if not chosen:
-        raise LayerError(f"{asked} takes out every layer that it asks for; leave some")
+        raise LayerError(f"{asked} excludes every layer it includes; keep some")
     axis = ChannelAxis(calls)
     return [_tap_of_call(*chosen[moment], axis) for moment in sorted(chosen)]
 
@@ -152,7 +152,7 @@ def _patterns_in_runtime(model: Runtime, wanted: Sequence[str], calls: Sequence[
         warn(
             f"{model.source} does not compute the outputs of "
             f"{count_noun(len(lost), 'layer', 'layers')} (folded into others or renamed), which "
-            f"are left out: {', '.join(lost)}"
+            f"are skipped: {', '.join(lost)}"
         )
     return found
 
@@ -167,7 +167,7 @@ def _pattern_list(layers: str | Sequence[str]) -> list[str]:
     if wrong := [name for name in asked if not isinstance(name, str)]:
         raise LayerError(f'`layers` must be "auto", a name or a list of names; found {wrong[0]!r}')
     if not asked:
-        raise LayerError('no layers were asked for; pass `layers="auto"` or at least one name')
+        raise LayerError('no layers were given; pass `layers="auto"` or at least one name')
     return asked
 
 
@@ -175,9 +175,7 @@ _MSG_NO_AUTO_LAYERS = (
     '`layers="auto"` found no layer that gives a floating-point tensor with one row a sample; name '
     "the layers"
 )
-_MSG_NO_SAMPLE_AXIS = (
-    '`layers="auto"` leaves out what cannot be recorded, as its output has no axis of samples: {}'
-)
+_MSG_NO_SAMPLE_AXIS = '`layers="auto"` skips layers without a sample dimension: {}'
 
 
 def _tap_of_call(call: Call, is_input: bool, axis: ChannelAxis) -> Tap:
@@ -227,9 +225,9 @@ def _raise_if_star_crossed_dots(
         suffix = INPUT_SUFFIX if pattern.endswith(INPUT_SUFFIX) else ""
         wide, deeper = wanted.replace("*", "**") + suffix, f"!{wanted}.**{suffix}"
         raise LayerError(
-            f"* no longer crosses dots: {pattern!r} stands for {len(hits)} layers, and stood for "
-            f"{len(before)}, such as {crossing[0].name!r}. Write {wide!r} for those, and "
-            f"{[wide, deeper]} for these"
+            f"* no longer crosses dots: {pattern!r} matches {len(hits)} layers now, and matched "
+            f"{len(before)} before, such as {crossing[0].name!r}. Write {wide!r} for the old "
+            f"meaning, and {[wide, deeper]} for the new"
         )
 
 

@@ -26,7 +26,7 @@ from .._data.load_data import call_user_function
 from ..errors import DataError, FormatError, close_matches, first_line, import_optional, warn
 from .wrappers import unwrap_model
 
-_MSG_EXPORTED = "{} holds a network ({}), not weights or data; name it as the model, {}:{}"
+_MSG_EXPORTED = "{} contains a network ({}), not weights or data; pass it as the model, {}:{}"
 _PREFIXES = {"ONNX": "onnx", "TorchScript": "torchscript", "GGUF": "gguf"}  # of addresses
 _SUFFIXES = {".onnx": "ONNX", ".gguf": "GGUF"}
 MODEL_PREFIXES = ("torchvision:", "timm:", "hf:", *(f"{name}:" for name in _PREFIXES.values()))
@@ -96,7 +96,7 @@ def load_model(
         library, name = _PREFIXES[kind], spec
     if library in ("onnx", "torchscript") and name:
         if weights is not None:
-            raise DataError(f"{spec} has its own weights; leave out `weights`")
+            raise DataError(f"{spec} includes its weights; omit `weights`")
         return _load_exported(library, name)
     if library in _LIBRARIES and name:
         model = _load_vision_model(library, name, pretrained)
@@ -115,8 +115,8 @@ def load_model(
         load_weights(model, weights)
     elif trained and not pretrained and library in _LIBRARIES:
         warn(
-            f"{spec} has random weights. Name a file of trained ones with `weights`, or take the "
-            "library's own with `pretrained=True`"
+            f"{spec} has random weights. Pass a file of trained weights as `weights`, or load the "
+            "library's with `pretrained=True`"
         )
     return model
 
@@ -178,13 +178,13 @@ def load_weights(model: nn.Module, path: str) -> None:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise FormatError(
-            f"{path} holds no weights that can be read safely ({first_line(error)}); save them "
-            "with torch.save(model.state_dict(), ...) or as safetensors"
+            f"{path} contains no weights that can be loaded safely ({first_line(error)}); save "
+            "them with torch.save(model.state_dict(), ...) or as safetensors"
         ) from error
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]
     if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise FormatError(f"{path} holds {type(state).__name__}; expected a dict of tensors")
+        raise FormatError(f"{path} contains {type(state).__name__}; expected a dict of tensors")
     own = model.state_dict()
     misfits = [
         f"{key} is {tuple(state[key].shape)} there, {tuple(own[key].shape)} in the model"
@@ -198,5 +198,5 @@ def load_weights(model: nn.Module, path: str) -> None:
         if names
     ]
     if misfits:
-        raise FormatError(f"the weights in {path} do not fit the model: {'; '.join(misfits)}")
+        raise FormatError(f"the weights in {path} do not match the model: {'; '.join(misfits)}")
     model.load_state_dict(dict(state))

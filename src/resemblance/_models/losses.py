@@ -71,14 +71,14 @@ class Objective:
             )
         if not callable(self.target) and self.logits.option == "none":
             raise TargetError(
-                '`logits="none"` leaves nothing to differentiate; record features only with '
+                '`logits="none"` leaves no loss to differentiate; record features only with '
                 "`gradients=False`, or pass your own loss as `target=<function (outputs, batch) -> "
                 "losses>`"
             )
         if self.target == "labels" and self.shifted and self.logits.independent:
             raise TargetError(
                 f'`target="labels"` of a language model is the next token, one class, and '
-                f'`logits="{self.logits.option}"` reads independent labels; leave out one of them'
+                f'`logits="{self.logits.option}"` reads independent labels; omit one of them'
             )
         number = isinstance(self.beta, numbers.Real) and not isinstance(self.beta, bool)
         if self.target == "tempered" and number and self.beta == 1:

@@ -98,12 +98,12 @@ def unwrap_runnable(model: nn.Module) -> nn.Module:
         )
     if name := find_tensor_parallel_weight(model):
         raise DataError(
-            f"the model runs in parts, as tensor parallelism has it ({name!r} is split over "
-            "processes): outputs of its layers would be parts too; record it whole, or with FSDP"
+            f"the model uses tensor parallelism ({name!r} is split over processes), so outputs of "
+            "its layers are partial; record it unsharded, or with FSDP"
         )
     if any(weight.is_inference() for weight in [*model.parameters(), *model.buffers()]):
         raise DataError(
-            "the model's weights were made inside torch.inference_mode, and autograd cannot use "
+            "the model's weights were created inside torch.inference_mode, so autograd cannot use "
             "them; build or load the model outside of it"
         )
     return model
@@ -362,5 +362,5 @@ class ModelPass:
                 raise
             return None
         if objection is not None and objection.remedy is not None:
-            warn(f"predictions are left out: {objection.message}")
+            warn(f"predictions are not recorded: {objection.message}")
         return logits if objection is None else None

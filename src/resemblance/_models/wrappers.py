@@ -383,11 +383,11 @@ def uses_gradient_checkpointing(model: nn.Module) -> bool:
 
 _MSG_TAPPED_INSIDE = (
     "a layer inside a part of the network that uses gradient checkpointing cannot be recorded with "
-    "gradients; switch checkpointing off, or record the part's own output"
+    "gradients; disable checkpointing, or record the output of the checkpointed part"
 )
 _MSG_REENTRANT = (
-    "the network calls torch's checkpoint with use_reentrant=True, which cannot give gradients at "
-    "activations; switch checkpointing off, or use use_reentrant=False"
+    "the network calls torch's checkpoint with use_reentrant=True, which provides no gradients of "
+    "activations; disable checkpointing, or use use_reentrant=False"
 )
 
 

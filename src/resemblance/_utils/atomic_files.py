@@ -39,8 +39,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"cannot make the folder {folder} ({error.strerror}); expected a place that may be "
-            "written to: name another"
+            f"cannot create the folder {folder} ({error.strerror}); choose a writable location"
         ) from None
 
 

@@ -182,4 +182,4 @@ def left_out_sentence(reasons: Mapping[str, int]) -> str:
     >>> left_out_sentence({"damaged": 1200, "with other layers": 2})
     'Left out: 1,200 damaged, 2 with other layers.'
     """
-    return f"Left out: {', '.join(f'{count:,} {why}' for why, count in reasons.items())}."
+    return f"Skipped: {', '.join(f'{count:,} {why}' for why, count in reasons.items())}."

@@ -52,7 +52,7 @@ def check_nonempty_strings(**options: Any) -> None:
     """An error unless each is a text that is not empty."""
     for name, value in options.items():
         if not isinstance(value, str) or not value:
-            raise DataError(f"`{name}` must be a text that is not empty; found {value!r}")
+            raise DataError(f"`{name}` must be a non-empty string; found {value!r}")
 
 
 def warn_deprecated(what: str, instead: str, *, since: str, stacklevel: int = 3) -> None:
@@ -71,7 +71,7 @@ def warn_deprecated(what: str, instead: str, *, since: str, stacklevel: int = 3)
     major, minor = _major_minor(since)
     if _major_minor(__version__) > [major, minor + 1]:
         raise AssertionError(f"{what} was deprecated in {since} and must be removed by now")
-    message = f"{what} is deprecated since {since} and goes after {major}.{minor + 1}"
+    message = f"{what} is deprecated since {since} and will be removed after {major}.{minor + 1}"
     warnings.warn(f"{message}; use {instead} instead", DeprecationWarning, stacklevel=stacklevel)
 
 

@@ -73,7 +73,7 @@ def squared_norms_from_blocks(layer: Layer, kernel: Kernel, rep: Representation)
     total, others = _kernel_sums(layer, kernel, rep)
     if not total[1]:
         raise MismatchError(
-            f"no pair of samples shares a block at layer {layer.name!r}; record with `blocks` "
+            f"layer {layer.name!r} has no blocks with two or more samples; record with `blocks` "
             'above 0 and at least two samples, or use `estimator="paper"`'
         )
     held = total[0] / n  # the part of the samples that is in blocks

@@ -92,15 +92,17 @@ def behaviour(
     if data is None:
         if isinstance(a, nn.Module) or isinstance(b, nn.Module) or options:
             raise DataError(
-                "models are compared on data: expected `behaviour(model_a, model_b, data=...)`, "
-                "or two recordings and no options"
+                "`data` is required to compare two models: `behaviour(model_a, model_b, "
+                "data=...)`; two recordings take no options"
             )
         return agreement.behaviour(a, b)
     if unknown := sorted(set(options) - set(_OPTIONS)):
         raise DataError(f"no option is named {unknown[0]!r}; there are {', '.join(_OPTIONS)}")
     models = [_as_model(each) for each in (a, b)]
     if models[0] is models[1]:
-        raise DataError("expected two models, found one twice; pass a `copy.deepcopy` of it")
+        raise DataError(
+            "expected two models, found the same one twice; pass a `copy.deepcopy` of it"
+        )
     return _run_both(models[0], models[1], data, RecordConfig(gradients=False, **options))
 
 
@@ -143,7 +145,9 @@ def _run_both(a: nn.Module, b: nn.Module, data: Any, config: RecordConfig) -> Be
 def _logits_reader(run: ModelPass, config: RecordConfig, name: str) -> LogitsReader:
     reader = find_logits_reader(run, LogitsReader(config.logits), needed=True)
     if reader is None:
-        raise TargetError(f"{name!r} has not one prediction for each sample, so none is compared")
+        raise TargetError(
+            f"{name!r} does not have one prediction per sample, so predictions are not compared"
+        )
     return reader
 
 

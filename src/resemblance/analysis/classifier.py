@@ -282,7 +282,7 @@ class KernelClassifier:
         )
         if self.layer is not None and len(names) > 1:
             all_of_them = ", ".join(names)
-            raise LayerError(f"`layer={self.layer!r}` stands for {all_of_them}; name one of them")
+            raise LayerError(f"`layer={self.layer!r}` matches {all_of_them}; choose one of them")
         _check_label_count(given, gathered.count)
         targets = self._targets(np.concatenate(found))
         problem = gathered.problem(targets)
@@ -414,8 +414,8 @@ class KernelClassifier:
         back = np.argsort(indices)
         if indices[back[-1]] >= len(indices):
             raise DataError(
-                "samples that are known by keys come in no order to give predictions in; pass a "
-                "data set or arrays, or shuffle nothing and leave the keys out"
+                "samples identified by keys have no order for predictions; pass a data set or "
+                "arrays, or omit the keys and do not shuffle"
             )
         return torch.cat(values).numpy()[back], np.concatenate(true)[back] if true else None
 
@@ -442,4 +442,4 @@ class KernelClassifier:
 
 def _check_label_count(given: Any, samples: int) -> None:
     if given is not None and len(given) != samples:
-        raise DataError(f"expected {samples} labels, one a sample; found {len(given)}")
+        raise DataError(f"expected {samples} labels, one per sample; found {len(given)}")

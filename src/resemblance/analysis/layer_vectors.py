@@ -173,7 +173,7 @@ def require_same_network(model: nn.Module, rep: Representation) -> None:
         return
     weight = next(model.parameters(), None)
     here, there = "none" if weight is None else str(weight.dtype)[6:], rep.made.dtype
-    precision = f", and are {here} where they were {there}" if here != there else ""
+    precision = f", and are {here} now and were {there}" if here != there else ""
     raise MismatchError(
         f"this {type(model).__name__} is not the network of the recording {rep.name!r}: its "
         f"weights differ{precision}; pass that network, in the precision it was recorded in, or "

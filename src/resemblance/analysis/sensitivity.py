@@ -175,24 +175,24 @@ class Sensitivity(Plotted, StoredResult):
             count = count_samples(self.predictions, self.samples)
         yield (
             f"{copy} as a copy of {base}: {self.words}, is "
-            f"{_number(self.whole, self.whole_stderr)} on {count}. Effects of {len(self.blocks)} "
-            f"blocks alone add up to {np.nansum(self.own):.3g}, gains of restoring each to "
-            f"{np.nansum(self.gain):.3g}, contributions to {np.nansum(self.contribution):.3g}."
+            f"{_number(self.whole, self.whole_stderr)} on {count}. Summed over {len(self.blocks)} "
+            f"blocks: effect alone {np.nansum(self.own):.3g}, gain if restored "
+            f"{np.nansum(self.gain):.3g}, contribution {np.nansum(self.contribution):.3g}."
         )
         if self.spared:
             yield (
                 f"Keep {join_names(self.spared, len(self.spared))} in full precision: the copy "
                 f"with {'this block' if len(self.spared) == 1 else 'these blocks'} restored was "
-                "run on "
-                f"the same samples and leaves {_number(self.remaining, self.remaining_stderr)}."
+                "run on the same samples; the remaining effect is "
+                f"{_number(self.remaining, self.remaining_stderr)}."
             )
         if self.target is not None:
             reached = self.remaining <= self.target
             yield f"The target of {self.target:g} is {'reached' if reached else 'not reached'}."
         if self.unchanged:
-            yield f"The same in both: {join_names(self.unchanged)}."
+            yield f"Identical in both: {join_names(self.unchanged)}."
         for name, why in self.excluded:
-            yield f"Not exchanged: {printable(name)}, as {printable(why)}."
+            yield f"Not exchanged: {printable(name)} ({printable(why)})."
 
     def _columns(self) -> Mapping[str, Any]:
         return {
@@ -297,7 +297,7 @@ def sensitivity(
     if measure != "auto" and measure not in MEASURES:
         raise DataError(f"`measure` must be auto, {', '.join(MEASURES)}; found {measure!r}")
     if keep is not None and target is not None:
-        raise DataError("pass `keep` or `target`: a list has either a length or an effect to reach")
+        raise DataError("pass either `keep` or `target`, not both")
     if keep is not None:
         check_integer("keep", keep)
     if target is not None and not 0 <= target < np.inf:
@@ -405,8 +405,8 @@ def _measured(
     if not blocks:
         reasons = "".join(f"; {name}: {why}" for name, why in exchange.excluded.items())
         raise LayerError(
-            f"expected blocks of the copy that differ from the base's and can be exchanged; found "
-            f"none{reasons}. Name blocks that differ with `groups`"
+            f"found no blocks that differ between base and copy and can be exchanged{reasons}. "
+            "Pass blocks that differ as `groups`"
         )
     networks: list[tuple[ModelPass, Iterable[str]]] = [(two, ())]
     networks += [(one, [name]) for name in blocks] + [(two, [name]) for name in blocks]

@@ -182,7 +182,7 @@ class Monitor:
         self._files = {at: path for at, path in files.items() if at < step}
         if files and not self._files:
             raise DataError(
-                f"{self.folder} holds recordings of another run (steps {min(files)} to "
+                f"{self.folder} contains recordings of a different run (steps {min(files)} to "
                 f"{max(files)}), and this run is at step {step}: pass a new `folder`, or delete "
                 "that one"
             )
@@ -219,7 +219,7 @@ class Monitor:
         except ResemblanceError as error:
             if first:
                 raise
-            warn(f"no recording at step {step}, and training continues: {first_line(error)}")
+            warn(f"recording at step {step} failed, and training continues: {first_line(error)}")
         finally:
             self._cost = time.perf_counter() - began
             self._spent += self._cost

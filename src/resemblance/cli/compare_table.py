@@ -127,8 +127,7 @@ def _score_columns(one: KernelComparison, layout: TableLayout) -> Iterator[Table
 def _drift_columns(
     coordinates: Coordinates, rows: Sequence[str], left_out: Sequence[str]
 ) -> list[TableColumn]:
-    """How far the features of each layer moved from the one network to the other, but for those
-    whose units were moved."""
+    """The drift of the features of each layer, except where units are permuted or rotated."""
     moved = zip(coordinates.decibels[0].tolist(), coordinates.cosine[0].tolist(), strict=True)
     by_name = dict(zip(coordinates.layers, moved, strict=True))
     nothing = (np.nan, np.nan)

@@ -52,12 +52,6 @@ def recommend(
             help="Labels of the data, if it has none: one per line, or an .npy file.",
         ),
     ] = None,
-<<<<<<< HEAD
-=======
-    no_labels: Annotated[
-        bool, Option("--no-labels", help="Ignore the labels of the data.")
-    ] = False,
->>>>>>> b5e0bc6 (Help texts say what an option does in the field's words; check prints a line for each threshold, with colour on a terminal; record has --elementwise)
     reference: Annotated[
         Optional[str],
         Option(
@@ -75,14 +69,9 @@ def recommend(
     score: Annotated[
         str,
         Option(
-<<<<<<< HEAD
-            help="auto (which is ridge+log_me), ridge, log_me, h_score, shrunk_h_score, "
-            "trans_rate, leep or nce."
-=======
             metavar="SCORE",
-            help="Transferability score: auto, ridge, log_me, h_score, shrunk_h_score, trans_rate, "
-            "leep, nce, ...",
->>>>>>> b5e0bc6 (Help texts say what an option does in the field's words; check prints a line for each threshold, with colour on a terminal; record has --elementwise)
+            help="Transferability score: auto (ridge+log_me), ridge, log_me, h_score, "
+            "shrunk_h_score, trans_rate, leep or nce.",
         ),
     ] = "auto",
     layer: Layers = None,
@@ -105,13 +94,8 @@ def recommend(
 ) -> None:
     """Rank pretrained networks for a data set.
 
-<<<<<<< HEAD
-    Data need labels; a few hundred are enough.
-=======
     Runs each candidate once over the data, and reports the layer to start from and the accuracy
-    to expect of a linear probe. The data need labels: without them the ranking is little better
-    than chance.
->>>>>>> b5e0bc6 (Help texts say what an option does in the field's words; check prints a line for each threshold, with colour on a terminal; record has --elementwise)
+    to expect of a linear probe. The data need labels; a few hundred are enough.
     """
     from .._data.text import TextOptions
     from ..recording.record import NamedRecording, load_recording_data
@@ -185,18 +169,3 @@ def _read_labels(path: Path) -> Any:
             f"cannot read labels from {path} ({error}); expected one label per line"
         ) from error
     return [line.strip() for line in lines if line.strip()]
-<<<<<<< HEAD
-=======
-
-
-def _without_labels(data: Any) -> Any:
-    """The data without their labels."""
-    from .._data.batches import batch_inputs
-    from .._data.load_data import MappedDataset
-
-    if isinstance(data, tuple | dict):
-        return batch_inputs(data)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        return MappedDataset(data, batch_inputs)
-    raise DataError("--no-labels needs data with a length; remove the labels from the data instead")
->>>>>>> b5e0bc6 (Help texts say what an option does in the field's words; check prints a line for each threshold, with colour on a terminal; record has --elementwise)

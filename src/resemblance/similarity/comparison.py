@@ -398,7 +398,7 @@ class KernelComparison(Comparison):
         """The lower and upper ends of intervals that hold the target of each score (see above).
 
         Student's t, with as many degrees of freedom as the standard errors were seen to have: few
-        where few samples carry a score. Ends are kept in the range of the index. Bias, which
+        where a few samples dominate. Ends are kept in the range of the index. Bias, which
         buckets and NBS have, is not covered.
 
         Args:

@@ -191,8 +191,8 @@ class Coordinates(StoredResult):
 
     @property
     def shared(self) -> bool:
-        """Whether the two share coordinates at any layer: one descends from the other, or both
-        from a third. Units whose meaning is given, as those of logits are, are shared by all."""
+        """Whether the units of any layer are in the same order: one descends from the other, or
+        both from a third. Units whose meaning is given, as those of logits are, are shared by all."""
         return bool(self.shared_layers.any())
 
     def parting(self, *, least: float = 6.0) -> LayerDivergence:

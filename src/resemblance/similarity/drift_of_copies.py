@@ -45,7 +45,7 @@ class CopyDrift:
 
 
 def drift_of_copies(reps: Sequence[Representation]) -> Iterator[tuple[tuple[int, int], CopyDrift]]:
-    """The pairs of networks that share coordinates, the earlier of each as what is changed."""
+    """Pairs of networks in one unit order, the earlier of each as what is changed."""
     directions = [_sketch_directions(rep) for rep in reps]
     for i, j in itertools.combinations(range(len(reps)), 2):
         a, b = reps[i], reps[j]

@@ -351,7 +351,7 @@ def unreliable_networks_note(
     scores: np.ndarray,  # (networks, networks), in single precision
     samples: int,
 ) -> Note | None:
-    """What to say where too few samples carry kernels to judge errors by."""
+    """What to say where a few samples dominate a kernel, so that errors may be too small."""
     held = samples // reps[0].settings.tokens
     differ = (scores < 1 - _IDENTICAL_FLOAT32).any(1, keepdims=True)
     doubtful: np.ndarray = (n_eff < min_effective_samples(reps[0], held)) & differ
@@ -363,7 +363,7 @@ def unreliable_networks_note(
 
 
 def _carried(n_eff: np.ndarray, rep: Representation, rows: int) -> dict[str, Any]:
-    """How few samples carry kernels, of how many, as notes say it."""
+    """The effective sample size, of how many samples, as notes say it."""
     tokens = rep.settings.tokens
     unit = "samples" if tokens == 1 else "sequences"
     return {"n_eff": float(n_eff.min()), "unit": unit, "samples": rows // tokens}

@@ -305,7 +305,7 @@ def _check_unique_names(file: YamlFile, pairs: Sequence[Pair]) -> list[Pair]:
             two = (f"{each.wanted.address} on {each.wanted.data}" for each in (other, pair))
             file.refuse(
                 ("models",),
-                f"{pair.name!r} would be the name of {' and of '.join(two)}; give one a name: of "
-                "its own",
+                f"{pair.name!r} would be the name of {' and of '.join(two)}; give one of them a "
+                "different name:",
             )
     return list(found.values())

@@ -165,16 +165,16 @@ class _WorkerProcess:
 
 
 def _exit_reason(code: int | None) -> str:
-    """Why a process is no more.
+    """Why a process ended.
 
     >>> _exit_reason(-9), _exit_reason(3)
-    ('SIGKILL, as when memory ends', 'exit status 3')
+    ('SIGKILL, possibly out of memory', 'exit status 3')
     """
     if code is None or code >= 0:
         return f"exit status {code}"
     with contextlib.suppress(ValueError):
         name = signal.Signals(-code).name
-        return f"{name}, as when memory ends" if name == "SIGKILL" else name
+        return f"{name}, possibly out of memory" if name == "SIGKILL" else name
     return f"signal {-code}"
 
 

@@ -26,16 +26,15 @@ _POLL_SECONDS = 1.0  # seconds between looks at what has begun
 _CONNECT_SECONDS = 10.0  # seconds that a cluster is given to answer
 _QUIET_OPTIONS: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 _MSG_WORKERS_FIXED = (
-    "--workers is for a cluster that the sweep starts itself, and this one runs already and has as "
-    "many as it has; leave --workers out, or set RAY_ADDRESS=local"
+    "--workers applies only to a cluster that the sweep starts, and a cluster is already running; "
+    "omit --workers, or set RAY_ADDRESS=local"
 )
 _MSG_NO_CLUSTER = (
-    "no Ray cluster answers at RAY_ADDRESS={} ({}); correct it, or unset it to have one started "
-    "here"
+    "no Ray cluster at RAY_ADDRESS={} ({}); correct it, or unset it to start a local cluster"
 )
 _MSG_NOT_VISIBLE = (
-    "it was recorded on another machine, and {} is not seen on this one; a sweep over several "
-    "machines needs a file system that all of them have"
+    "it was recorded on a different machine, and {} is not visible on this one; a sweep over "
+    "several machines needs a shared file system"
 )
 
 

@@ -54,8 +54,8 @@ _COMPARED_SETTINGS = (
 )  # kept as they were asked for
 _ROUND_OFF_OPTIONS = ("batch_size", "compile")  # but for round-off
 _MSG_NO_LOCKS = (
-    "the file system of {} has no locks, so that two sweeps at once would record pairs twice; "
-    "start one at a time"
+    "the file system of {} does not support locks, so two concurrent sweeps would record pairs "
+    "twice; run one sweep at a time"
 )
 
 
@@ -110,9 +110,7 @@ class ResultFolder:
             file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - closed below
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            remedy = (
-                "make room for it" if full else "name a folder that may be written to with out:"
-            )
+            remedy = "free disk space" if full else "set out: to a writable folder"
             raise DataError(f"cannot write {path}: {error.strerror}; {remedy}") from None
         with file:
             while not (own := _try_lock(file)) and wait:

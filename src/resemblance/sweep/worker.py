@@ -107,8 +107,8 @@ class Worker:
             os.chdir(self.place.base)
         except OSError as error:
             raise DataError(
-                f"there is no folder {self.place.base} on this machine ({error.strerror}); a sweep "
-                "over several machines needs a file system that all of them have"
+                f"the folder {self.place.base} does not exist on this machine ({error.strerror}); "
+                "a sweep over several machines needs a shared file system"
             ) from error
         results.make()
         with results.claimed(pair, wait=wait) as own:

@@ -87,7 +87,7 @@ class YamlFile:
         for key, value in mapping.items():
             if key not in known:
                 near = close_matches(key, known)
-                self.refuse((*at, key), f"nothing is called {key!r}; nearest: {near}")
+                self.refuse((*at, key), f"unknown key {key!r}; nearest: {near}")
             kinds = known[key]
             if kinds and not any(is_of_kind(value, kind) for kind in kinds):
                 self.refuse((*at, key), f"{key} must be {describe_kinds(kinds)}; found {value!r}")
@@ -146,8 +146,6 @@ def _locate_values(node: Any, at: KeyPath, path: Path, lines: dict[KeyPath, int]
                     f"{path}, line {line}: expected a text as a key; write {str(key.value)!r}"
                 )
             if place in lines:
-                raise FormatError(
-                    f"{path}, line {line}: {key.value!r} was given before; give it once"
-                )
+                raise FormatError(f"{path}, line {line}: {key.value!r} is given twice; remove one")
             lines[place] = line
             _locate_values(value, place, path, lines)

@@ -73,8 +73,8 @@ def _from_function(spec: str) -> dict[str, NetworkFactory]:
     found = call_user_function(spec)
     if not isinstance(found, Mapping) or not found:
         raise DataError(
-            f"{spec} gave {type(found).__name__}; expected a dict of networks by name, or of "
-            "functions that make them"
+            f"{spec} returned {type(found).__name__}; expected a dict of networks by name, or of "
+            "functions that build them"
         )
     return {str(name): partial(_as_module, spec, name, one) for name, one in found.items()}
 
@@ -141,8 +141,8 @@ class Candidate:
         expected = None if self.entry is None else self.entry.weights
         if expected is not None and hash_all_weights(model) != expected:
             raise MismatchError(
-                f"the network given for {self.name!r} has other weights than the one recorded; "
-                "give that one, in the precision it was recorded in"
+                f"the network passed for {self.name!r} has different weights than the recorded "
+                "one; pass that network, in the precision it was recorded in"
             )
         return model
 
@@ -167,9 +167,9 @@ def collect_candidates(
     """
     if isinstance(zoo, Mapping):
         if models is not None:
-            raise DataError("expected `models` with a zoo alone; a dict names its networks itself")
+            raise DataError("`models` applies to a zoo only; a dict already names its networks")
         if not zoo:
-            raise DataError("expected networks by name, found an empty dict; give one or more")
+            raise DataError("expected networks by name, found an empty dict")
         return [Candidate(name, network) for name, network in zoo.items()], []
     if not isinstance(zoo, Zoo):
         raise DataError(
@@ -210,10 +210,10 @@ def collect_candidates(
 
 
 def _why_excluded(entry: Entry, models: Models | None) -> str:
-    said = "no network is given for it" if models is None else "models has no network for it"
+    said = "no network was passed for it" if models is None else "models has no network for it"
     if entry.address is None:
         return said
-    return f"{said}, and its address {entry.address!r} is run only if trust repeats it"
+    return f"{said}, and its address {entry.address!r} is loaded only if listed in `trust`"
 
 
 def _find_entry(zoo: Zoo, key: str) -> Entry:

@@ -57,7 +57,7 @@ def draw_query(
 
     Args:
         data: as in `record`, with labels in it or without.
-        labels: one a sample, in the order of the data; None for those in the data.
+        labels: one per sample, in the order of the data; None for those in the data.
 
     Raises:
         DataError: if there are no labels, or if they are not classes.
@@ -74,7 +74,7 @@ def draw_query(
         raise DataError("the data are empty; expected samples to run candidates on")
     if given is not None and len(given) != total:
         raise DataError(
-            f"expected one label a sample, found {len(given)} labels for {total} samples; pass "
+            f"expected one label per sample, found {len(given)} labels for {total} samples; pass "
             "them in the order of the data"
         )
     own = _labels_in_data(data) if given is None else given

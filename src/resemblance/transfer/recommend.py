@@ -115,8 +115,9 @@ def data_distance(a: Representation, b: Representation) -> float:
     reason = why_incomparable(a, b)
     if reason is not None:
         raise MismatchError(
-            f"data sets are compared through two recordings of one reference network; of "
-            f"{a.name!r} and {b.name!r}, {reason}: record both data sets with it, in the same way"
+            "comparing data sets needs two recordings of one reference network, but for "
+            f"{a.name!r} and {b.name!r}, {reason}: record both data sets with the same network and "
+            "settings"
         )
     distances = []
     for layer in a.layer_names:
@@ -129,13 +130,13 @@ def data_distance(a: Representation, b: Representation) -> float:
 def why_incomparable(a: Representation, b: Representation) -> str | None:
     """Why two recordings cannot be set against each other as data sets; None if they can."""
     if a.model.weights is None or a.model.weights != b.model.weights:
-        return "they are not of one network"
+        return "they are of different networks"
     if a.settings.seed != b.settings.seed or a.settings.pool != b.settings.pool:
-        return "they were not recorded with one seed and pool"
+        return "they were recorded with a different seed or pool"
     if list(a.layer_names) != list(b.layer_names):
-        return "they do not hold the same layers"
+        return "they have different layers"
     if any(layer.features.sketch is None for rep in (a, b) for layer in rep):
-        return "one of them keeps no means"
+        return "one of them has no means"
     return None
 
 
@@ -158,7 +159,7 @@ def training_data_distances(
         try:
             other = zoo.get(id)
         except ResemblanceError:
-            reasons[id] = "the recording of its training data is not in this zoo, or damaged"
+            reasons[id] = "the recording of its training data is not in this zoo, or is damaged"
             continue
         reason = why_incomparable(query, other)
         if reason is None:
@@ -378,9 +379,9 @@ def _ranking_reasons(
     if one.expected is None or ranks_by != "ridge":
         yield f"{transferability.SCORE_DESCRIPTIONS[ranks_by]} {one.value:.3g}"
     if one.rank > 1 and first and one.expected and one.expected.high >= first.value:
-        yield "not told apart from the first by these samples"
+        yield "not significantly different from the first"
     if one.distance is not None:
-        yield f"its training data are {one.distance:.2g} away"
+        yield f"distance of its training data {one.distance:.2g}"
     yield f"{one.seconds:.1f} s"
 
 

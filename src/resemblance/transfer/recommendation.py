@@ -160,12 +160,10 @@ class Recommendation(Result):
             f"{one.rank}. {one.name}: {'; '.join(one.reasons)}." for one in self.ranked[:_MAX_SHOWN]
         ]
         if len(self) > _MAX_SHOWN:
-            lines.append(f"{len(self) - _MAX_SHOWN} more are ranked below.")
-        lines += [f"{one.name} was left out: {one.why}." for one in self.left_out[:_MAX_SHOWN]]
+            lines.append(f"{len(self) - _MAX_SHOWN} more are ranked lower.")
+        lines += [f"{one.name} was skipped: {one.why}." for one in self.left_out[:_MAX_SHOWN]]
         if len(self.left_out) > _MAX_SHOWN:
-            lines.append(
-                f"{len(self.left_out) - _MAX_SHOWN} more were left out; left_out names them."
-            )
+            lines.append(f"{len(self.left_out) - _MAX_SHOWN} more were skipped; see left_out.")
         return lines
 
     def _columns(self) -> Mapping[str, Any]:

@@ -333,7 +333,7 @@ def _prediction_table(
 
 
 def _drift_tables(reps: Sequence[Representation]) -> list[dict[str, Any]]:
-    """Change of each layer, of each pair of networks that share coordinates, in both directions."""
+    """Change of each layer, of each pair of networks in one unit order, in both directions."""
     out = []
     for (i, j), found in drift_of_copies(reps):
         shared = {"kinds": list(found.kinds), "cosine": plain(np.round(found.cosine, 3))}

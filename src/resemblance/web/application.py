@@ -160,10 +160,10 @@ def _error_response(error: Exception, where: str) -> JSONResponse:
     elif isinstance(error, ResemblanceError):
         why = hide_zoo_path(error, where)
     elif isinstance(error, ClientDisconnect):
-        status, why = 400, "the sender went away"  # and nobody reads this
+        status, why = 400, "the client disconnected"  # and nobody reads this
     else:
         status = 500
-        why = f"a fault of the server ({type(error).__name__}); its log has more"
+        why = f"internal server error ({type(error).__name__}); see the server's log"
     return JSONResponse({"error": why}, status, headers)
 
 
@@ -234,7 +234,7 @@ def _add_query_routes(app: FastAPI, desk: _QueryService) -> None:
 
     async def told(what: str, of_all: bool = True, **of: Any) -> Response:
         if not waiting.available_tokens:
-            raise busy_error("too many others are asking")
+            raise busy_error("the server is busy")
         act = partial(desk.answer, what, of_all, **of)
         return _json_response(await run_sync(act, limiter=waiting))
 
@@ -287,7 +287,7 @@ def _add_upload_route(app: FastAPI, desk: _QueryService, limit: int) -> None:
         tags = list(validate_tags(tag or ()))
         _check_upload_headers(request, limit)
         if not slots.available_tokens:
-            raise HTTPException(429, "others are sending files; try again in a moment")
+            raise HTTPException(429, "the server is busy with other uploads; try again in a moment")
         async with slots, receive_upload(request.stream(), limit=limit) as path:
             found = await run_in_threadpool(_add_recording, desk.workers, str(path), tags)
         desk.shelf.forget()
@@ -347,10 +347,10 @@ async def _write_chunks(
             except StopAsyncIteration:
                 break
             except asyncio.TimeoutError as error:
-                why = f"too little came for {idle:g} seconds; send it again"
+                why = f"the upload stalled for {idle:g} seconds; send it again"
                 raise HTTPException(408, why) from error
             except OSError as error:
-                why = "the server has no room for the file; tell who runs it"
+                why = "the server has no disk space for the file; contact its operator"
                 raise HTTPException(507, why) from error
     if not came:
         raise HTTPException(

@@ -201,7 +201,7 @@ def _check_text_lengths(rep: Representation) -> None:
         if len(text) > _MAX_TEXT_LENGTH:
             raise FormatError(
                 f"expected names of at most {_MAX_TEXT_LENGTH} characters, found one of "
-                f"{len(text):,}; rename it before it is sent"
+                f"{len(text):,}; rename it before uploading"
             )
         return text
 

@@ -151,10 +151,10 @@ class AccessControl:
         """The response to a request that the server must not see; None if it may."""
         host = request_header(scope, "host") or ""
         if not self._is_own_host(parse_host(host)):
-            name = f"{host[:80]!r} is not a name of this server"
-            return refusal(421, f"{name}; start it with --allow-host for that name")
+            name = f"{host[:80]!r} is not a host name of this server"
+            return refusal(421, f"{name}; start the server with --allow-host for this name")
         if self._is_cross_origin(scope, host):
-            return refusal(403, "a page of another origin may not ask for anything here")
+            return refusal(403, "requests from pages of a different origin are not allowed")
         if self.token is None:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -162,7 +162,7 @@ class AccessControl:
             return self._redirect_with_cookie(scope["path"], query)  # links are copied from there
         if self._is_authorised(scope):
             return None
-        return refusal(401, f"this needs a token: {_MSG_TOKEN}", {"www-authenticate": "Bearer"})
+        return refusal(401, f"access token required: {_MSG_TOKEN}", {"www-authenticate": "Bearer"})
 
     def _is_own_host(self, host: str) -> bool:
         if host in self.hosts:

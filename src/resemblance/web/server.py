@@ -116,8 +116,8 @@ def listen(host: str, port: int, token: str | None) -> ListenAddress:
     loopback = ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
     if not loopback and token is None:
         raise DataError(
-            f"others can reach {host}, so --token is needed there: give one, --token auto for a "
-            f"random one, or the variable {TOKEN_VARIABLE}"
+            f"--token is required for {host}, which other machines can reach: pass one, --token "
+            f"auto for a random one, or set {TOKEN_VARIABLE}"
         )
     both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
@@ -125,8 +125,8 @@ def listen(host: str, port: int, token: str | None) -> ListenAddress:
     except OSError as error:
         why = os.strerror(error.errno or 0)
         raise DataError(
-            f"cannot listen on {host}, port {port} ({why}); expected a free one: choose another "
-            "with --port, or 0 for any"
+            f"cannot listen on {host}, port {port} ({why}); choose a different port with --port, "
+            "or 0 for any free port"
         ) from error
     return ListenAddress(found, host, found.getsockname()[1], loopback)
 

@@ -35,7 +35,7 @@ DEFAULT_MEMORY_MIB = 4096  # MiB that a worker may take beyond what its librarie
 _START_SECONDS = 120.0  # seconds that its libraries may take
 _MAX_ANSWER_BYTES = 256 * MEBIBYTE  # bytes of an answer
 _ALARM_MARGIN = 30  # seconds after which a process that nobody killed ends by itself
-_MSG_OUT_OF_MEMORY = "it takes more memory than a reader of recordings is given here"
+_MSG_OUT_OF_MEMORY = "it takes more memory than the server allows for one request"
 # as `python -m` it would import whatever lies in the folder that the server was started in
 _WORKER_CODE = (
     f"import json, sys; sys.path = json.loads(sys.argv.pop(1)); from {__name__} import main; main()"
@@ -101,7 +101,7 @@ class WorkerPool:
         try:
             worker = queue.get(timeout=self.patience)
         except Empty:
-            why = "others are sending files" if upload else "too many others are asking"
+            why = "the server is busy with other uploads" if upload else "the server is busy"
             raise busy_error(why) from None
         if worker is None:
             queue.put(None)  # for the next that waits
@@ -171,9 +171,9 @@ class _Worker:
         late, self.alive = not self.alive, False
         raise HTTPException(
             422,
-            f"it takes longer than the {seconds:g} seconds given"
+            f"it took longer than the limit of {seconds:g} seconds"
             if late
-            else "the process that was reading it died",
+            else "the worker process died",
         )
 
     def _expire(self) -> None:
@@ -245,7 +245,7 @@ def answer_query(zoo: Zoo, question: Mapping[str, Any]) -> dict[str, Any]:
         ):
             return {"error": _MSG_OUT_OF_MEMORY}
         traceback.print_exception(error)
-        why = f"this could not be read ({type(error).__name__}); the server's log has more"
+        why = f"this could not be read ({type(error).__name__}); see the server's log"
         return {"error": why, "fault": True}
 
 

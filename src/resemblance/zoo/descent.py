@@ -104,37 +104,37 @@ class Descent:
         a, b = map(printable, self.models)
         if self.shown_by == "coordinates" and self.coordinates is not None:
             words = [
-                f"{a} and {b} are of one descent: one was made from the other's weights, or both "
-                f"from a third's; which, the recordings do not say. {self.counted} share "
-                f"coordinates (false alarms: {self.alarms:g})."
+                f"{a} and {b} share an ancestor: one was derived from the other's weights, or both "
+                "from a third network's (the recordings do not show which). The units of "
+                f"{self.counted} are in the same order (false-alarm rate: {self.alarms:g})."
             ]
             if others := [x for x in self.coordinates.layers if x not in self.shared]:
                 words.append(f"Not shared: {join_names(others)}.")
             words.append(f"Features {_drift_sentence(self.decibels)}.")
         elif self.partial:
             words = [
-                f"{a} and {b} share units at {self.counted} ({join_names(self.shared)}), and "
-                "not at the others. The same weights there, such as a frozen stem under networks "
-                "that were trained apart, explain that. It does not show that one was made from "
-                "the other."
+                f"{a} and {b} share units at {self.counted} ({join_names(self.shared)}), but not "
+                "elsewhere. Shared weights there, such as a frozen stem under networks trained "
+                "independently, explain that. It is no evidence that one was derived from the "
+                "other."
             ]
         elif self.shown_by == "noise":
             words = [
-                f"{a} and {b} are likely of one descent: on noise, features at a third of the "
-                f"depth score {self.noise:.3f}, above {NOISE_LEVEL:g} (false alarms: about "
-                f"{self.alarms:g}, as measured). Their units are not in the same places.",
+                f"{a} and {b} probably share an ancestor: on noise, features at a third of the "
+                f"depth score {self.noise:.3f}, above {NOISE_LEVEL:g} (measured false-alarm rate: "
+                f"about {self.alarms:g}). Their units are in a different order.",
             ]
         else:
-            words = [f"Nothing shows that {a} and {b} are of one descent."]
+            words = [f"No evidence that {a} and {b} share an ancestor."]
             if self.noise is None and self.obstacle is None:
                 words.append(
-                    "Copies whose units were exchanged would not show; record both on "
-                    f"{NOISE} to see those."
+                    f"Copies with permuted units would not be detected; record both on {NOISE} to "
+                    "detect them."
                 )
         if self.noise is not None and not self.related:
             words.append(f"On noise, early features score {self.noise:.3f}.")
         if self.obstacle is not None:
-            words.append(f"Coordinates were not compared: {self.obstacle}.")
+            words.append(f"The order of units was not compared: {self.obstacle}.")
         return " ".join(words)
 
     @property
@@ -146,7 +146,7 @@ class Descent:
 
 @dataclass(frozen=True, eq=False)
 class Relative(Content):
-    """An entry that is of one descent with the network asked about, or shares some layers."""
+    """An entry that shares an ancestor with the query, or some layers."""
 
     entry: Entry
     descent: Descent
@@ -190,11 +190,11 @@ class Descents(Result):
         return len(self.relatives)
 
     def _text(self) -> str:
-        return f"{len(self)} of one descent with {self.query!r}, of {self.looked_at:,}"
+        return f"{len(self)} of {self.looked_at:,} share an ancestor with {self.query!r}"
 
     def _sentences(self) -> list[str]:
         lines = [
-            f"Of one descent with {printable(self.query)}: {len(self)} of "
+            f"Networks that share an ancestor with {printable(self.query)}: {len(self)} of "
             f"{count_noun(self.looked_at, 'entry', 'entries')} on {printable(self.probe)}."
         ]
         lines += [
@@ -203,8 +203,8 @@ class Descents(Result):
         ]
         lines += [
             f"{printable(x.entry.name)} ({x.entry.id[:12]}) shares units at only "
-            f"{x.descent.counted} ({join_names(x.descent.shared)}), as over a shared stem: no "
-            "evidence of descent"
+            f"{x.descent.counted} ({join_names(x.descent.shared)}), such as a shared stem: no "
+            "evidence of common ancestry"
             for x in self.partial
         ]
         return [*lines, left_out_sentence(self.left_out)] if self.left_out else lines
@@ -240,7 +240,7 @@ def descent(a: RepresentationLike, b: RepresentationLike) -> Descent:
     obstacle: str | None = None
     one, two = without_logits(a), without_logits(b)
     if not len(one) or not len(two):
-        obstacle = "logits are all that was recorded, and networks of a task share theirs"
+        obstacle = "only logits were recorded, and networks of the same task have similar logits"
     else:
         try:
             found = coordinates(one, two)
@@ -285,7 +285,7 @@ def derivatives(zoo: Zoo, query: RepresentationLike, *, limit: int = 10) -> Desc
         {
             REASON_OTHER_GROUP: len(zoo) - len(others) - len(unreadable) - (own is not None),
             "with other layers": len(others) - len(matching),
-            "farther by features than those looked at": len(matching[_MAX_CANDIDATES:]),
+            "less similar by features than those examined": len(matching[_MAX_CANDIDATES:]),
             REASON_DAMAGED: len(unreadable),
         }
     )
@@ -373,14 +373,14 @@ def _layers_may_match(names: Sequence[str], others: Sequence[str]) -> bool:
 def _drift_sentence(decibels: float) -> str:
     """What a change of this size comes from, as seen on copies (docs/evidence/copies.md)."""
     if np.isposinf(decibels):
-        return "did not move at all"
+        return "is unchanged"
     cause = next((words for least, words in _CAUSES.items() if decibels > least), _CAUSE_LARGE)
-    return f"moved by {decibels:.1f} dB on average: {cause}"
+    return f"differs, SQNR {decibels:.1f} dB on average: {cause}"
 
 
 def _drift_phrase(found: Descent) -> str:
     if found.shown_by == "noise":
-        return f"by noise ({found.noise:.3f}), units exchanged"
+        return f"by noise ({found.noise:.3f}), units permuted"
     if np.isposinf(found.decibels):
         return "with equal features"
-    return f"moved by {found.decibels:.1f} dB"
+    return f"SQNR {found.decibels:.1f} dB"

@@ -222,7 +222,7 @@ def describe_mismatch(entry: Entry, rep: Representation, stored: Mapping[str, An
 
     fresh = entry_for(rep, tags=entry.tags, size=entry.size, trained_on=entry.trained_on)
     if replace(fresh, added=entry.added) != entry:
-        return "the index says something else of it than its recording"
+        return "the index disagrees with its recording"
     kernels = mismatched_kernels(stored, signatures(rep))
     return f"its signatures differ from its recording's: {', '.join(kernels)}" if kernels else ""
 
@@ -351,8 +351,8 @@ class Store(ABC):
     def missing_error(self) -> DataError:
         """The error for a place where a zoo is expected and none is."""
         return DataError(
-            f"no zoo at {self.where}; it was never made, or has been moved or removed: expected "
-            "one that `resemblance zoo add` made"
+            f"no zoo at {self.where}: it does not exist, or was moved or removed. Create one with "
+            "`resemblance zoo add`"
         )
 
     def damaged_error(self, entry: Entry, reason: str) -> FormatError:

@@ -96,7 +96,8 @@ class FamilyTree(Plotted, Result):
 
     def _text(self) -> str:
         families, alone = self.counts()
-        return f"{len(self)} entries: {count_noun(families, 'family', 'families')}, {alone} alone"
+        several = count_noun(families, "family", "families")
+        return f"{len(self)} entries: {several}, {alone} without relatives"
 
     def counts(self) -> tuple[int, int]:
         """Families of two or more, and entries that have no relatives.
@@ -136,11 +137,11 @@ class FamilyTree(Plotted, Result):
         """What the forest shows, in a few plain sentences."""
         families, alone = self.counts()
         return (
-            f"{count_noun(families, 'family', 'families')}, {alone} without relatives. Related: "
-            f"the same units in the same order at most layers (false alarms: {self.alarms:g} a "
-            "pair). Decibels: how little features moved from the one above. An entry is drawn "
-            f"below the one it is nearest to. Only the tag {BASE} says which of two came first; "
-            "elsewhere the direction is unknown."
+            f"{count_noun(families, 'family', 'families')}, {alone} without relatives. Networks "
+            "are related if their units are in the same order at most layers (false-alarm rate: "
+            f"{self.alarms:g} per pair). Decibels (SQNR) say how close features are to those of "
+            f"the entry above. Each entry is drawn below its nearest relative. Only the tag {BASE} "
+            "marks which came first; otherwise the direction is unknown."
         )
 
     def _columns(self) -> Mapping[str, Any]:

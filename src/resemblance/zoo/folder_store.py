@@ -240,7 +240,7 @@ class FolderStore(Store):
         path = self._files.path(row.file.digest)
         try:
             if not self._files.is_whole(row.file, header_only=layers is not None):
-                raise FormatError("its bytes are not those that were added")
+                raise FormatError("its bytes differ from those that were added")
             return load(path, layers=layers)
         except (FormatError, OSError) as error:
             missing = isinstance(error, FileNotFoundError)
@@ -265,7 +265,7 @@ class FolderStore(Store):
             return
         if _OBJECTS_FOLDER in there:
             raise FormatError(
-                f"{self.folder} has recordings but no {INDEX_FILE}: it was removed; add the "
+                f"{self.folder} has recordings but no {INDEX_FILE}: the index was removed; add the "
                 "recordings to a new zoo (resemblance zoo add NEW OLD/objects/*/*.rsm), or put "
                 "the index back"
             )
@@ -273,8 +273,8 @@ class FolderStore(Store):
             raise self.missing_error()
         if there:
             raise DataError(
-                f"{self.folder} is no zoo, and not empty; expected a zoo, an empty folder or a new "
-                "name"
+                f"{self.folder} is neither a zoo nor empty; expected a zoo, an empty folder or a "
+                "new name"
             )
 
     # -- damage ---------------------------------------------------------------------------------
@@ -314,26 +314,26 @@ class FolderStore(Store):
             stored = dict(self._fetched(query, (row.number, row.entry.group)))
             why = describe_mismatch(row.entry, self._loaded(row, None), stored)
         except FormatError:
-            why = "its bytes are not those that were added"
+            why = "its bytes differ from those that were added"
         again = self._found(row.entry.id) if why else None
         if again is None or (again.file, again.entry.added) != (row.file, row.entry.added):
             return []  # also if it was removed and added anew, to the same file
         where = str(path.relative_to(self.folder))
         if not path.exists():
-            return [Damage("missing", where, "its file is not there", again.entry)]
+            return [Damage("missing", where, "its file is missing", again.entry)]
         return [Damage("damaged", where, why, again.entry)]
 
     def _damage_of_file(self, path: Path, *, nameless: bool) -> Damage:
         """What a file is that no entry has; nameless: damaged rows may have had it."""
         state: DamageState = "leftover"
         if self._files.is_half_written(path):
-            why = "half written, now or by a writer that died"
+            why = "incomplete: being written now, or left by a writer that crashed"
         elif not self._files.is_one(path):
-            state, why = "foreign", "not a file of the zoo's own"
+            state, why = "foreign", "not a file of this zoo"
         elif nameless:
-            why = "a recording that no readable row names; add it again to repair its row"
+            why = "a recording without a readable row in the index; add it again to repair it"
         else:
-            why = "a recording that was never entered, or removed"
+            why = "a recording that is not in the index"
         return Damage(state, str(path.relative_to(self.folder)), why)
 
 

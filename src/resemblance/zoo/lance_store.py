@@ -67,11 +67,11 @@ class LanceStore(Store):
 
     def __init__(self, place: str, *, create: bool = True) -> None:
         if not place:
-            raise DataError("expected a folder or an address after lance:, found nothing; name one")
+            raise DataError("expected a folder or a URL after lance:, found nothing")
         self.where = f"lance:{place}"
         local = "://" not in place
         if local and Path(place, "index.sqlite").exists():
-            raise DataError(f"{place} is a zoo of files; open it without lance:")
+            raise DataError(f"{place} is a folder zoo; open it without lance:")
         if local and Path(place).exists() and not Path(place).is_dir():
             raise DataError(f"expected a folder for a zoo, found a file at {place}; name another")
         self._must_be = Path(place, "entries.lance") if local and not create else None
@@ -342,7 +342,7 @@ class LanceStore(Store):
         dead = sorted(
             names.difference(copy.name for copy in copies).difference(x[0] for x in damaged)
         )
-        why = "rows that were never entered, or removed"
+        why = "rows that are not in the index"
         found += [Damage("leftover", f"copy {name}", why) for name in dead]
         if sweep and not damaged:  # whose rows may be those of a damaged copy
             old = f"{time.time_ns() - int(_YOUNG * 1e9):016x}"

@@ -277,7 +277,7 @@ def verified_layers(copy: Copy, content: CopyContent, wanted: Sequence[int]) -> 
     files = [content.layers[i] for i in wanted]
     hashes = [*(copy.parts[i] for i in wanted), copy.shared]
     if list(map(_sha256, [*files, content.shared])) != hashes:
-        raise FormatError("its bytes are not those that were added")
+        raise FormatError("its bytes differ from those that were added")
     return files
 
 

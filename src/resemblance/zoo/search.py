@@ -123,16 +123,16 @@ _MIN_CANDIDATES = 16  # candidates at least
 _BATCH_SIZE = 10  # that are in memory, and compared, at a time
 _MARGIN = 4 / (DEPTHS * WIDTH) ** 0.5  # how far a signature's cosine may lie from the score
 _MARGIN_ONE_DEPTH = 4 / WIDTH**0.5  # and where it is of one depth
-REASON_OTHER_GROUP = "recorded on other samples or in another way"
+REASON_OTHER_GROUP = "recorded on different samples or with different settings"
 _REASON_NO_GRADIENTS = "recorded without gradients"
-_REASON_OTHER_TARGET = "with gradients of another target or beta"
+_REASON_OTHER_TARGET = "with gradients of a different target or beta"
 REASON_DAMAGED = "damaged"
-_REASON_QUERY = "the network asked about"
+_REASON_QUERY = "the query itself"
 
 
 @dataclass(frozen=True)
 class Neighbour(MeanScore):
-    """An entry that is like the network asked about, with its score."""
+    """An entry that is similar to the query, with its score."""
 
     entry: Entry
     layers: tuple[tuple[str, str], ...]  # the layers compared: of the network, of the entry
@@ -184,7 +184,7 @@ class SearchResult(Result):
 
     def _text(self) -> str:
         best = f"; {self.matches[0].score:.3f} at most" if self.matches else ""
-        return f"{len(self)} near {self.query!r}, of {self.looked_at:,}{best}"
+        return f"{len(self)} nearest to {self.query!r}, of {self.looked_at:,}{best}"
 
     @property
     def heading(self) -> str:
@@ -197,21 +197,21 @@ class SearchResult(Result):
         tagged = "" if self.tag is None else f" tagged {printable(self.tag)}"
         looked = count_noun(self.looked_at, f"network{tagged}", f"networks{tagged}")
         lines = [
-            f"Near {printable(self.query)} ({self.heading}): {looked} on {printable(self.probe)} "
-            f"looked at, {self.compared:,} compared exactly."
+            f"Most similar to {printable(self.query)} ({self.heading}): {looked} on "
+            f"{printable(self.probe)} examined, {self.compared:,} compared exactly."
         ]
         lines += [
             f"{place}. {printable(x.entry.name)} ({x.entry.id[:12]}) {x.score:.3f} ± {x.stderr:.3f}"
-            + ("" if x.above_chance else ", no more than chance")
-            + (", carried by few samples" if x.doubtful else "")
+            + ("" if x.above_chance else ", not above chance")
+            + (", dominated by a few samples" if x.doubtful else "")
             for place, x in enumerate(self.matches, 1)
         ]
         if not self.matches:
-            lines.append("None was found.")
+            lines.append("No matches.")
         if self.left_out:
             sentence = left_out_sentence(self.left_out).replace(f"1 {_REASON_QUERY}", _REASON_QUERY)
             if REASON_OTHER_GROUP in self.left_out:
-                remedy = f"; to search those, record {printable(self.query)} as they were."
+                remedy = f"; to search those, record {printable(self.query)} the same way."
                 sentence = sentence.removesuffix(".") + remedy
             lines.append(sentence)
         return lines
@@ -311,8 +311,8 @@ class _Query:
         rep = _with_layers_at(read(sorted(set(places))), places)
         if not rep.block_sizes:
             raise DataError(
-                f"expected a recording with blocks, found {rep.name!r} without; record it again "
-                "with blocks above 0"
+                f"{rep.name!r} has no blocks, which search needs; record it again with blocks "
+                "above 0"
             )
         if not set(required_kinds(kernel)) <= set(rep[0].kinds):
             raise MismatchError(

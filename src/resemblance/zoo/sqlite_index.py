@@ -169,8 +169,7 @@ class SqliteIndex:
             return False
         if application != _APPLICATION_ID or version < 1:
             raise FormatError(
-                f"{self.path} is a database, but not the index of a zoo; expected one that Zoo "
-                "made: name another folder"
+                f"{self.path} is a database, but not the index of a zoo; choose a different folder"
             )
         if version > INDEX_VERSION:
             raise FormatError(
@@ -198,8 +197,8 @@ class SqliteIndex:
             text = str(error)
             if "locked" in text:
                 raise DataError(
-                    f"cannot write {self.path}: somebody else has been writing for {_PATIENCE:.0f} "
-                    "seconds; expected a turn: end the process that holds it, or wait"
+                    f"cannot write {self.path}: a different process has held the lock for "
+                    f"{_PATIENCE:.0f} seconds; wait, or end that process"
                 ) from error
             if any(word in text for word in ("readonly", "full", "unable to open", "I/O")):
                 raise DataError(

@@ -69,9 +69,7 @@ class Zoo:
 
     def __init__(self, place: str | os.PathLike[str], *, create: bool = True) -> None:
         if not isinstance(place, str | os.PathLike) or not os.fspath(place):
-            raise DataError(
-                f"expected the folder of a zoo, or lance: and one, found {place!r}; name one"
-            )
+            raise DataError(f"expected the folder of a zoo, or lance:FOLDER, found {place!r}")
         self.store: Store
         if (path := os.fspath(place)).startswith(_LANCE_PREFIX):
             from .lance_store import LanceStore
@@ -328,8 +326,8 @@ class Zoo:
         found = as_representation(rep)
         if not found.complete:
             raise MismatchError(
-                f"{found.name!r} is a share of a recording ({len(found.data.shards)} of "
-                f"{found.data.shards[0][1]}); put all together with merge before adding it"
+                f"{found.name!r} is an incomplete recording ({len(found.data.shards)} of "
+                f"{found.data.shards[0][1]} shards); merge all shards before adding it"
             )
         if trained_on is not None and not is_digest(trained_on):
             trained_on = self.entry(trained_on).id
@@ -366,7 +364,7 @@ def damaged_rows_message(count: int) -> str:
     """What is said where entries are listed and some rows of the index cannot be read."""
     rows = count_noun(count, "row of the index is", "rows of the index are")
     return (
-        f"{rows} damaged and left out; `resemblance zoo verify` lists the damage, and adding the "
+        f"{rows} damaged and skipped; `resemblance zoo verify` lists the damage, and adding the "
         "recordings again repairs it"
     )
 

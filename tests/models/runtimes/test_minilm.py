@@ -55,7 +55,7 @@ def test_decibels_of_a_quantised_minilm_are_those_of_its_tensors(tmp_path: Path)
     a = rs.record(net, data, **how)
     blocks = ["bert.embeddings", *(f"bert.encoder.layer.{i}" for i in range(6))]
     assert a.layer_names == [*blocks, "bert.pooler.dense:in"]
-    with pytest.warns(ResemblanceWarning, match="depends on the others in its batch"):
+    with pytest.warns(ResemblanceWarning, match="depends on the rest of its batch"):
         b = rs.record(f"onnx:{copy}", data, layers=blocks, batch_size=TEXTS, **how)
     assert b.outputs is None  # it predicts no classes
     found = rs.coordinates(a, b)

@@ -39,7 +39,7 @@ def test_a_file_is_recognised_without_a_prefix_and_other_archives_are_not(tmp_pa
     torch.save(resnet().state_dict(), tmp_path / "state.pt")
     with pytest.raises(DataError, match=r"expected a torch\.nn\.Module"):
         rs.record(str(tmp_path / "state.pt"), images(), progress=False)
-    with pytest.raises(FormatError, match="no TorchScript file"):
+    with pytest.raises(FormatError, match="not a TorchScript file"):
         TorchScriptModel(tmp_path / "state.pt")
 
 

@@ -199,9 +199,9 @@ def _read_file(onnx: Any, path: Path) -> tuple[Any, dict[str, np.ndarray]]:
     except FormatError:
         raise
     except Exception as error:  # of protobuf, onnx and numpy
-        raise FormatError(f"{path} is no readable ONNX model ({first_line(error)})") from error
+        raise FormatError(f"{path} is not a readable ONNX model ({first_line(error)})") from error
     if not proto.graph.node or not proto.graph.output:
-        raise FormatError(f"{path} is no ONNX model of a network: its graph is empty")
+        raise FormatError(f"{path} is an ONNX model with an empty graph")
     return proto, arrays
 
 

@@ -37,7 +37,7 @@ class TorchScriptModel(Runtime):
                 module = torch.jit.load(source, map_location="cpu")
             except Exception as error:  # of torch's archive reader and its compiler
                 raise FormatError(
-                    f"{source} is no TorchScript file that this torch can read "
+                    f"{source} is not a TorchScript file that this version of torch can read "
                     f"({first_line(error)})"
                 ) from error
         assert isinstance(module, torch.jit.ScriptModule)

@@ -302,7 +302,7 @@ function drawNearest(target, words, found, own) {
   ]), [9]);
 }
 function leftOut(found) {
-  const parts = Object.entries(found.left_out).filter(([why]) => why !== "the network asked about").map(([why, count]) => `${counted(count)} ${why}`);
+  const parts = Object.entries(found.left_out).filter(([why]) => why !== "the query itself").map(([why, count]) => `${counted(count)} ${why}`);
   return parts.length ? ` Skipped: ${parts.join(", ")}.` : "";
 }
 async function showEntry() {
