@@ -31,7 +31,7 @@ OLD_TURNS = {
     r"\b(a|every) fault of (the program|resemblance|the server)\b": "internal error",
     r"\bcame twice\b|\bof its own kind\b": "duplicate",
     r"\bas written or\b|\blikewise\.\"": "name the noun again",
-    r"\bworth nothing\b|\bmean little in theory\b": "of little meaning",
+    r"\bmean little in theory\b": "have little meaning",
     r"\ban? label a line\b|\bone a sample\b|\ba name a line\b": "one per line, one per sample",
 }
 

@@ -166,7 +166,7 @@ class Drawing(networks.MLP):
 
 def test_a_network_that_looks_at_its_inputs_is_run_as_written():
     model = networks.seeded(Choosing)
-    with pytest.warns(ResemblanceWarning, match="run as written: .*data-dependent") as said:
+    with pytest.warns(ResemblanceWarning, match="runs in eager mode: .*data-dependent") as said:
         found = rs.record(model, VECTORS, **IN_BATCHES, compile=True)
     assert len(said) == 1
     written = rs.record(model, VECTORS, **IN_BATCHES)

@@ -192,7 +192,7 @@ class Coordinates(StoredResult):
     @property
     def shared(self) -> bool:
         """Whether the units of any layer are in the same order: one descends from the other, or
-        both from a third. Units whose meaning is given, as those of logits are, are shared by all."""
+        both from a third. Units with a given meaning, such as those of logits, always are."""
         return bool(self.shared_layers.any())
 
     def parting(self, *, least: float = 6.0) -> LayerDivergence:
