@@ -180,7 +180,7 @@ def test_what_could_not_be_compiled_is_not_tried_again(monkeypatch):
         compile, "compile_batch", lambda *args, **kwargs: tried.append(args) or 1 / 0
     )
     for _ in range(2):
-        with pytest.warns(ResemblanceWarning, match="run as written: ZeroDivisionError"):
+        with pytest.warns(ResemblanceWarning, match="runs in eager mode: ZeroDivisionError"):
             rs.record(model, VECTORS, **IN_BATCHES, compile=True)
     assert len(tried) == 1
 

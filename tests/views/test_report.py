@@ -167,6 +167,13 @@ def test_a_pair_has_where_it_parts_and_what_carries_it(
     assert "parting" not in the(content, a=0, b=0, kernel="features", index="cka")
 
 
+def test_the_mean_of_a_near_copy_stays_below_one() -> None:
+    x, noise = torch.randn(2, 64, 6, generator=torch.Generator().manual_seed(0))
+    near = [record_arrays(f, data_id="x", name=n) for n, f in (("a", x), ("b", x + 1e-4 * noise))]
+    content, _ = report_module.report_contents(near)
+    assert all(0.9999 < one["scores"][0][1] < 1 for one in content["overview"])
+
+
 def test_overview_is_the_mean_over_counterpart_layers(
     reps: list[Representation], page: Path
 ) -> None:

@@ -255,7 +255,8 @@ def _overview_table(
 ) -> dict[str, Any]:
     """Models × models: the mean over counterpart layers."""
     scores, errors = _model_means(compared, count, kernel, index)
-    values = {"scores": plain(np.round(scores, 4)), "stderr": plain(np.round(errors, 4))}
+    scores = np.where(scores < 0.999, np.round(scores, 4), np.round(scores, 10))  # near 1, not 1
+    values = {"scores": plain(scores), "stderr": plain(np.round(errors, 4))}
     return {"kernel": kernel, "index": index, **values}
 
 
