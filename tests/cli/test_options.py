@@ -134,4 +134,4 @@ def test_a_failed_pair_of_a_sweep_names_the_keys_of_its_file(run, folder):
     )
     status, out, _ = run("sweep", "jobs.yaml", "--devices", "cpu")
     assert status == 1
-    assert "pool: mean makes one vector" in " ".join(out.split()), out
+    assert "pool: mean reduces a sequence to one vector" in " ".join(out.split()), out

@@ -39,7 +39,7 @@ def test_neighbours_have_betting_bounds_over_queries():
     assert finding.status == "passed"
     assert finding.measured == pytest.approx(overlap.mean())
     assert (finding.low, finding.high) == pytest.approx((1 - missing.high, 1 - missing.low))
-    assert "300 queries among 300 other samples" in finding.remarks[0]
+    assert "300 queries among 300 different samples" in finding.remarks[0]
     assert "bounds hold for new queries on this pool" in finding.remarks[0]
 
 
@@ -70,7 +70,7 @@ def test_unrelated_embeddings_do_not_pass_by_chance():
     one, two = torch.randn(2, 100, 8, generator=torch.Generator().manual_seed(0))
     found = judged(one, two, min_neighbours=0.05)  # chance is 0.2: 10 of 50
     assert found.status == "undecided"
-    assert "not above chance" in found.reason
+    assert "below the chance level" in found.reason
     assert found.samples_needed is None
 
 
@@ -79,7 +79,7 @@ def test_collapsed_embeddings_are_not_related():
     constant = torch.ones(100, 8)
     found = judged(constant, 2 * constant, min_neighbours=0.9)
     assert found.status == "undecided"
-    assert "not above chance" in found.reason
+    assert "below the chance level" in found.reason
 
 
 def test_agreement_that_pairing_does_not_explain_is_withheld():
@@ -222,5 +222,5 @@ def test_copies_are_ordered_by_their_neighbours():
         np.quantile(torch.cosine_similarity(one, near).numpy(), 0.01), abs=1e-3
     )
     assert np.isnan(found.disagreement).all()
-    assert "common neighbours" in found.summary()
+    assert "neighbours in common" in found.summary()
     assert found.plot().axes[1].get_xlabel() == "other nearest neighbours"

@@ -95,7 +95,7 @@ def test_the_cap_of_kl_from_an_argument_a_file_or_by_default(file):
         ({"max_kl": "p100=0.5"}, "max-kl must be x, mean=x or pNN=x.*found 'p100=0.5'"),
         ({"max_kl": {"p0": 0.5}}, "max-kl must be x, mean=x or pNN=x.*found 'p0=0.5'"),
         ({"max_kl": {"p99": "a"}}, "max-kl p99 must be above 0, in nats; found 'a'"),
-        ({"max_kl": ["0.1", "mean=0.2"]}, "max-kl was given twice; give it once"),
+        ({"max_kl": ["0.1", "mean=0.2"]}, "max-kl was given twice; omit one"),
         ({"min_kappa": 1}, "min-kappa must be above 0 and below 1; found 1"),
         ({"min_db": float("nan")}, "min-db must be finite; found nan"),
         ({"min": {"gradients": 1}}, "min gradients must be above 0 and below 1; found 1"),
@@ -108,7 +108,7 @@ def test_the_cap_of_kl_from_an_argument_a_file_or_by_default(file):
         ({"min": [0.8]}, "expected KERNEL=x .* found 0.8"),
         ({"min": ["gradient=0.8"]}, "no kernel is named 'gradient'; nearest: gradients"),
         ({"min": ["median:gradients=0.8"]}, "no kernel is named 'median:gradients'"),
-        ({"min": ["sum=0.8", "sum=0.9"]}, "min sum was given twice; give it once"),
+        ({"min": ["sum=0.8", "sum=0.9"]}, "min sum was given twice; omit one"),
     ],
 )
 def test_what_is_refused(given, message):

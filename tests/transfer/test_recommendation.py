@@ -58,7 +58,7 @@ def test_the_summary_says_what_to_do_why_and_what_was_left_out():
         "Start from net 0, at layer '3': a linear probe there should reach 80% (70% to 90%).",
         "1. net 0: it is good; 1.2 s.",
         "2. net 1: it is good; 1.2 s.",
-        "gone was left out: no network was passed for it.",
+        "gone was skipped: no network was passed for it.",
         "A note.",
     ]
     assert "2 more are ranked lower." in result(12).summary()

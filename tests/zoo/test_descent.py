@@ -92,8 +92,8 @@ def test_copies_are_of_one_descent_with_their_origin(name):
     assert found.alarms == 1e-3
     assert found.decibels == pytest.approx(found.coordinates.decibels[0].mean())
     words = found.summary()
-    assert f"base and {name} are of one descent" in words
-    assert "2 of 2 layers share coordinates (false alarms: 0.001)" in words
+    assert f"base and {name} share an ancestor" in words
+    assert "2 of 2 layers are in the same order (false-alarm rate: 0.001)" in words
 
 
 @functools.cache
@@ -175,7 +175,7 @@ def test_a_twin_is_not(tmp_path):
     assert not found.related
     assert found.strength < 1
     assert np.isnan(found.decibels)
-    assert found.summary().startswith("Nothing shows that base and twin are of one descent.")
+    assert found.summary().startswith("No evidence that base and twin share an ancestor.")
     assert "record both on probe:noise" in found.summary()
 
 
@@ -213,11 +213,8 @@ def test_what_cannot_be_compared_in_coordinates_says_why():
     short = rs.record(NETS["base"](), digit_copies.unseen()[0][:100], name="short", **OPTIONS)
     found = descent(recorded("base"), short)
     assert not found.related
-    assert "recorded on different samples" in found.obstacle
-    assert (
-        "Coordinates were not compared: 'base' and 'short' were recorded on different"
-        in found.summary()
-    )
+    assert found.obstacle.startswith("'base' and 'short' were recorded on different samples")
+    assert "The order of units was not compared: 'base' and 'short'" in found.summary()
     assert descent(on_noise("base"), recorded("base")).noise is None
 
 
@@ -228,7 +225,7 @@ def test_what_cannot_be_compared_in_coordinates_says_why():
         (22, "4 bits"),
         (9, "half"),
         (2, "as large as the features"),
-        (np.inf, "is unchanged"),
+        (np.inf, "are unchanged"),
     ],
 )
 def test_how_far_features_moved_is_told_in_words(decibels, words):
@@ -260,7 +257,9 @@ def test_derivatives_come_least_changed_first(zoo):
     assert found.looked_at == 5
     assert found.left_out == {"recorded on different samples or with different settings": 3}
     words = found.summary()
-    assert words.startswith("Of one descent with base: 3 of 5 entries on unseen, 400 samples.")
+    assert words.startswith(
+        "Networks that share an ancestor with base: 3 of 5 entries on unseen, 400 samples."
+    )
     assert "int8 (" in words
     assert "Skipped: 3 recorded on different samples or with different settings." in words
     assert len(zoo.derivatives("base", limit=1)) == 1
@@ -282,7 +281,7 @@ def test_derivatives_can_be_read_and_kept(zoo):
     kept = found.to_dict()
     assert kept["relatives"][0]["entry"]["name"] == "int8"
     assert kept["relatives"][0]["decibels"] > 30
-    assert repr(found) == "Descents(3 of one descent with 'base', of 5)"
+    assert repr(found) == "Descents(3 of 5 share an ancestor with 'base')"
 
 
 def test_entries_with_other_layers_or_damage_are_left_out(tmp_path):

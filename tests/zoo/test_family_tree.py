@@ -121,7 +121,7 @@ def test_a_terminal_shows_who_hangs_from_whom():
     assert lines[2] == f"   └─ c ({ids[2]})  15.0 dB, direction unknown"
     assert lines[3] == f"d ({ids[3]})"
     assert lines[4].startswith("1 family, 1 without relatives.")
-    assert lines[5] == "Left out: 2 damaged."
+    assert lines[5] == "Skipped: 2 damaged."
 
 
 def test_branches_stay_joined():
@@ -138,7 +138,7 @@ def test_a_tree_can_be_read_and_kept():
     kept = tree().to_dict()
     assert [x["parent"] for x in kept["members"]] == [None, 0, 1, None]
     assert kept["members"][0]["decibels"] is None
-    assert repr(tree()) == "FamilyTree(4 entries: 1 family, 1 alone)"
+    assert repr(tree()) == "FamilyTree(4 entries: 1 family, 1 without relatives)"
     assert format_decibels(20) == "20.0 dB"
 
 

@@ -166,7 +166,7 @@ def test_other_groups_and_other_recordings_are_counted(tmp_path):
     assert [x.entry.name for x in found] == ["n0.1"]
     assert found.left_out == {"recorded on different samples or with different settings": 2}
     words = found.summary()
-    assert "1 network on data of 90, 90 samples looked at" in words
+    assert "1 network on data of 90, 90 samples examined" in words
     assert (
         "Left out: 2 recorded on different samples or with different settings; to search those"
         in words
@@ -274,7 +274,7 @@ def test_a_damaged_entry_is_left_out_and_said(tmp_path):
     found = zoo.search(network(0, 99))
     assert len(found) == 2
     assert found.left_out == {"damaged": 1}
-    assert "Left out: 1 damaged." in found.summary()
+    assert "Skipped: 1 damaged." in found.summary()
 
 
 def test_networks_of_other_depths_are_compared_at_relative_depths(zoo):
@@ -299,7 +299,7 @@ def test_results_can_be_read_and_kept(zoo):
     assert list(frame["name"]) == [x.entry.name for x in found]
     assert frame["above_chance"].all()
     assert found.to_dict()["matches"][0]["entry"]["name"] == found.matches[0].entry.name
-    assert repr(found) == "SearchResult(2 near 'query\\x1b', of 5; 1.000 at most)"
+    assert repr(found) == "SearchResult(2 nearest to 'query\\x1b', of 5; 1.000 at most)"
     assert "\x1b" not in found.summary()
     assert "cka of centred features, mean over four depths" in found.summary()
 

@@ -96,8 +96,7 @@ class EmbeddingThresholds:
         found = Measurement(rate_bounds(float(below.mean()), len(below)))
         at = float(np.quantile(cosines, threshold.allowed))
         found.remarks = (
-            f"the {threshold.percentile:02g}th percentile of these {len(below):,} samples is "
-            f"{format_near_one(at)}",
+            f"p{threshold.percentile:02g} of these {len(below):,} samples is {format_near_one(at)}",
         )
         if not shared and found.status(threshold) != "failed":
             found.withhold("the embeddings do not appear to share a basis")

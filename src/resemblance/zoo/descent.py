@@ -52,11 +52,11 @@ NOISE = "probe:noise"
 # some networks (4 of 446 pairs), and found none above it on others (0 of 446).
 NOISE_LEVEL, NOISE_ALARMS = 0.964, 0.01
 _CAUSES = {  # of a change of more decibels than that
-    35: "as rounding to 8 bits leaves it, or less",
-    15: "as rounding to 4 bits, light pruning or a short tuning leaves it",
-    6: "as tuning, or pruning of about half of the weights leaves it",
+    35: "as after rounding to 8 bits, or less",
+    15: "as after rounding to 4 bits, light pruning or brief fine-tuning",
+    6: "as after fine-tuning, or pruning about half of the weights",
 }
-_CAUSE_LARGE = "the change is about as large as the features, as after tuning to another task"
+_CAUSE_LARGE = "about as large as the features, as after fine-tuning to a different task"
 _MAX_CANDIDATES = 256  # entries that are looked at, those nearest by features first
 _MIN_COSINE = 0.25  # cosine of features at any layer, below which nothing more is asked
 
@@ -373,9 +373,9 @@ def _layers_may_match(names: Sequence[str], others: Sequence[str]) -> bool:
 def _drift_sentence(decibels: float) -> str:
     """What a change of this size comes from, as seen on copies (docs/evidence/copies.md)."""
     if np.isposinf(decibels):
-        return "is unchanged"
+        return "are unchanged"
     cause = next((words for least, words in _CAUSES.items() if decibels > least), _CAUSE_LARGE)
-    return f"differs, SQNR {decibels:.1f} dB on average: {cause}"
+    return f"differ: SQNR {decibels:.1f} dB on average, {cause}"
 
 
 def _drift_phrase(found: Descent) -> str:
