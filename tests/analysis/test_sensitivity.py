@@ -415,7 +415,7 @@ def test_a_shared_module_is_exchanged_wherever_it_is_used():
         p, q = (net(x).double().log_softmax(-1) for net in (base, alone))
     assert found.own[0] == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-3)
     (note,) = (n for n in found.notes if n.code == "weights-outside")
-    assert note == "weights in none of the blocks differ as well: scale"
+    assert note == "weights outside of all blocks differ too: scale"
 
 
 class Block(nn.Module):
@@ -445,7 +445,7 @@ def test_blocks_that_cannot_be_exchanged_are_named():
     found = rs.sensitivity(base, narrow, x)
     assert found.blocks == ("stem", "blocks.0", "head")
     assert found.excluded == (("blocks.1", "the copy has no module 'blocks.1'"),)
-    assert "Not exchanged: blocks.1, as the copy has no module 'blocks.1'." in found.summary()
+    assert "Not exchanged: blocks.1 (the copy has no module 'blocks.1')." in found.summary()
     wide = Residual(7, 12)
     with pytest.raises(
         LayerError, match=r"found none; stem: the network with it alone does not run"
@@ -491,7 +491,7 @@ def test_a_hook_on_the_copy_alone_counts_as_a_change(images):
         ({"samples": 0}, "`samples` must be a whole number, 1 or more"),
         ({"batch_size": 0}, "`batch_size` must be a whole number, 1 or more"),
         ({"keep": -1}, "`keep` must be a whole number"),
-        ({"keep": 1, "target": 0.1}, "pass `keep` or `target`"),
+        ({"keep": 1, "target": 0.1}, "pass either `keep` or `target`"),
         ({"target": -0.1}, "`target` must be a number, 0 or more"),
         ({"measure": "mse"}, "`measure` must be auto, kl, js"),
         ({"names": ("base", "")}, "`copy` must be a non-empty string"),

@@ -246,7 +246,7 @@ def test_weights_that_would_run_code(refused, folder):
     (folder / "w.pt").write_bytes(pickle.dumps(print))
     words = ("--model", "nets.py:small", "--weights", "w.pt", "--data", "digits", "-o", "a.rsm")
     message = refused("record", *words)
-    assert message.startswith("w.pt holds no weights that can be read safely")
+    assert message.startswith("w.pt contains no weights that can be loaded safely")
 
 
 def test_an_unknown_model(refused):
@@ -384,8 +384,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused_at_once(refused, folder, comm
 
 def test_a_demo_that_cannot_be_left_is_refused_at_once(refused, folder):
     assert refused("demo", "-o", "nets.py") == (
-        "cannot make the folder nets.py (File exists); expected a place that may be written to: "
-        "name another"
+        "cannot create the folder nets.py (File exists); choose a writable location"
     )
     (folder / "out/report.html").mkdir(parents=True)
     assert "out/report.html: expected a file or a new name" in refused("demo", "-o", "out")

@@ -259,7 +259,7 @@ def test_a_text_of_the_probe_is_a_sequence_with_any_tokenizer(tmp_path):
         assert found[number]["input_ids"].tolist() == every[:24]
     packed = TextOptions(length=24, packing="packed")
     assert len(tokenized_text_of(load_data("probe:text", model=f"hf:{folder}", text=packed))) > 6
-    with pytest.raises(DataError, match="probe:text holds text, and only models hf:NAME and gguf"):
+    with pytest.raises(DataError, match="probe:text is text, and only models hf:NAME and gguf"):
         load_data("probe:text")
 
 

@@ -244,7 +244,7 @@ def test_zero_sized_batches_in_a_stream_hold_nothing_to_lose():
 def test_more_shards_than_blocks():
     # also those that hold blocks: with the others empty they could never be merged
     for i in (0, 1, 9):
-        message = f"shard {i} of 10: 20 samples make 2 blocks of 10, too few for 10 shards; use at"
+        message = f"shard {i} of 10: 20 samples are 2 blocks of 10, too few for 10 shards; use at"
         share = Share((i, 10))
         with pytest.raises(DataError, match=message):
             open_source(np.zeros((20, 2)), block=10).check(share)

@@ -149,5 +149,5 @@ def test_a_key_that_comes_twice_is_refused(monkeypatch):
     seen = set()
     for index in (1, 2, 3, 3):  # the third is not remembered any more
         refuse_duplicate(index, "x", seen)
-    with pytest.raises(DataError, match=r"the key of 0001 in b\\x1b came twice"):
+    with pytest.raises(DataError, match=r"duplicate sample key 0001 in b\\x1b"):
         refuse_duplicate(2, "0001 in b\x1b", seen)

@@ -133,7 +133,7 @@ def test_coordinates_need_no_order(tar):
 def test_a_permuted_data_set_under_one_name_is_refused_by_buckets_as_well():
     x = torch.from_numpy(X)
     one, two = record(x, data_id="x"), record(x.flip(0), data_id="x")
-    with pytest.raises(MismatchError, match=r"buckets cannot be compared: .* in another order"):
+    with pytest.raises(MismatchError, match=r"buckets cannot be compared: .* in a different order"):
         rs.compare(one, two, kernel="features")
     rs.compare(one, record(x.flip(0), data_id="x", block=8), kernel="features", estimator="buckets")
 
@@ -324,7 +324,7 @@ def test_what_is_refused(tar, tmp_path):
             rs.stream(wrong)
     with pytest.raises(DataError, match=r"found '.*tar.*'; for shards, pass resemblance\.stream\("):
         record(str(tar))
-    with pytest.raises(DataError, match=r"no sample can be made of all/\d+ in .*KeyError: 'jpg'"):
+    with pytest.raises(DataError, match=r"cannot build a sample from all/\d+ in .*KeyError: 'jpg'"):
         record(rs.stream(tar, lambda row: row["jpg"]))
     twice = [*rows(40), *rows(40)]
     with pytest.raises(DataError, match="duplicate sample key all/00000"):

@@ -91,7 +91,7 @@ def test_a_shard_that_is_cut_short_says_after_which_file(tmp_path, mode):
 
 def test_a_file_that_comes_twice_or_is_far_too_large_is_refused(tmp_path, monkeypatch):
     path = shards.write_tar(tmp_path / "s.tar", [("1.jpg", b"a"), ("1.JPG", b"b")])
-    with pytest.raises(DataError, match=r"s\.tar holds 1\.JPG twice"):
+    with pytest.raises(DataError, match=r"s\.tar contains 1\.JPG twice"):
         read(path)
     monkeypatch.setattr(shard_files, "_MAX_MEMBER_BYTES", 3)
     path = shards.write_tar(tmp_path / "s.tar", [("1.jpg", b"four")])

@@ -163,7 +163,7 @@ def test_what_makes_no_sequence(words, texts, options, message):
 
 
 def test_special_tokens_need_room(framing):
-    with pytest.raises(DataError, match="beside 2 special tokens; use `length=4`"):
+    with pytest.raises(DataError, match="after 2 special tokens; use `length=4`"):
         made(["a"], framing, length=3)
 
 
@@ -214,9 +214,9 @@ def test_rows_hold_their_text_in_a_field(tmp_path):
         (
             {"text": "a", "n": 1},
             "n",
-            r"'n' of .* holds no text; name the one .* `text_field`: text",
+            r"'n' of .* holds no text; set `text_field` to .*: text",
         ),
-        ({"a": "a", "b": "b"}, None, r"found the fields a, b in .*`text_field`: a, b"),
+        ({"a": "a", "b": "b"}, None, r"found the fields a, b in .*`text_field` .*: a, b"),
         ({"n": 1}, None, r"found the fields n in .*; expected one of text"),
     ],
 )

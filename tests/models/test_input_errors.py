@@ -47,7 +47,7 @@ class Words(nn.Embedding):
         (
             nn.Linear(2, 2),
             {str(i): torch.rand(20, i) for i in range(3, 9)},
-            r"an input is float32 \(3,\), float32 \(4,\), float32 \(5,\), 3 more; give it",
+            r"an input is float32 \(3,\), float32 \(4,\), float32 \(5,\), 3 more; pass inputs",
         ),
     ],
 )

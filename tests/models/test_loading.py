@@ -74,7 +74,7 @@ def test_weights_in_a_checkpoint_and_what_is_refused(tmp_path):
     torch.save({"state_dict": nn.Linear(2, 3).state_dict(), "epoch": 3}, tmp_path / "c.pt")
     load_weights(net, str(tmp_path / "c.pt"))
     torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(FormatError, match="holds list; expected a dict of tensors"):
+    with pytest.raises(FormatError, match="contains list; expected a dict of tensors"):
         load_weights(net, str(tmp_path / "list.pt"))
     torch.save({**net.state_dict(), "more": torch.ones(1)}, tmp_path / "more.pt")
     with pytest.raises(FormatError, match="1 unknown, such as more"):

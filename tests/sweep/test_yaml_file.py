@@ -57,7 +57,7 @@ def test_lines_of_keys_and_items(tmp_path):
         file.check((), file.tree, {"a": (str,), "b": ()})
     with pytest.raises(FormatError, match="line 1: a must be 2 or more; found 1"):
         file.check((), file.tree, {"a": (int,), "b": ()}, {"a": 2})
-    with pytest.raises(FormatError, match="line 2: nothing is called 'b'; nearest: a, beta"):
+    with pytest.raises(FormatError, match="line 2: unknown key 'b'; nearest: a, beta"):
         file.check((), file.tree, {"a": (), "beta": ()})
 
 

@@ -237,7 +237,7 @@ def test_a_function_that_gives_networks_or_what_makes_them(folder):
     assert isinstance(made["two"](), nn.Linear)
     with pytest.raises(DataError, match="has int for 'bad'"):
         made["bad"]()
-    with pytest.raises(DataError, match="gave list; expected a dict"):
+    with pytest.raises(DataError, match="returned list; expected a dict"):
         networks_from_file("nets.py:none")
 
 

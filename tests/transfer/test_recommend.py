@@ -122,7 +122,7 @@ def test_one_that_fails_does_not_stop_the_others():
     assert "no such thing" in whys["broken"]
     assert whys["absent"] == "OSError: no such file"
     assert whys["leaves"] == "SystemExit: usage: train.py"
-    assert "broken was left out" in found.summary()
+    assert "broken was skipped" in found.summary()
     with pytest.raises(DataError, match="no candidate could be run"):
         rs.recommend({"broken": Broken()}, X, Y)
 

@@ -52,7 +52,7 @@ def test_nearest_networks_are_those_of_search(zoo, little):
     truth = zoo.search("base", limit=3)
     assert [x["entry"]["id"] for x in found["matches"]] == [x.entry.id for x in truth]
     assert found["matches"][0]["entry"]["name"] == "tuned"
-    assert found["words"].startswith("Near base")
+    assert found["words"].startswith("Most similar to base")
     json.dumps(found, allow_nan=False)
 
 
@@ -110,7 +110,7 @@ def test_a_reference_that_is_not_there_is_said(own):
 def test_relatives_are_those_of_the_zoo(zoo, little):
     found = queries.related_entries(zoo, little.id("base"), 5)
     assert [x["entry"]["name"] for x in found["relatives"]] == ["tuned", "tuned further"]
-    assert found["words"].startswith("Of one descent with base")
+    assert found["words"].startswith("Networks that share an ancestor with base")
 
 
 def test_a_recording_is_added_once_it_was_read(own, tmp_path):

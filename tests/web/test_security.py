@@ -102,7 +102,7 @@ def test_with_a_token_every_request_needs_it(path):
     app = AccessControl(inner, token=TOKEN)
     found = asked(app, path)
     assert found.status_code == 401
-    assert "needs a token" in found.json()["error"]
+    assert "access token required" in found.json()["error"]
     for wrong in (
         f"Bearer {TOKEN}x",
         f"Bearer {TOKEN[:-1]}",

@@ -77,6 +77,6 @@ def test_a_full_disk_is_said(monkeypatch):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "open", lambda *_, **__: FullDisk())
-    with pytest.raises(HTTPException, match="no room") as refusal:
+    with pytest.raises(HTTPException, match="no disk space") as refusal:
         asyncio.run(taken(coming(b"x")))
     assert refusal.value.status_code == 507
