@@ -60,8 +60,20 @@ def test_the_changelog_has_its_form():
     assert versions[0] == "Unreleased"
     # a version under way is the unreleased one
     assert ".dev" in resemblance.__version__ or resemblance.__version__ in versions
-    kinds = set(re.findall(r"^### (.+)$", text, re.M))
+    kinds = set(re.findall(r"^(?:### (?=[A-Z])|\*\*)(\w+)(?:\*\*)?$", text, re.M)) - {"New"}
     assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_the_unreleased_changes_begin_with_a_summary_and_are_folded_by_area():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    unreleased = re.split(r"^## ", text, flags=re.M)[1]
+    summary, *areas = unreleased.split("<details><summary>")
+    assert len(summary.partition("<!--")[0].split()) <= 500
+    assert all(area.count("</details>") == 1 for area in areas)
+    below = "".join(areas)
+    folded = re.sub(r"^.*?</summary>|</details>", "", below, flags=re.M)
+    loose = [line for line in folded.splitlines() if line and line[0] not in "-* `"]
+    assert not loose
 
 
 def test_targets_that_pages_name_exist():
