@@ -47,6 +47,8 @@ def test_of_samples_that_all_differ_a_rate_may_be_one():
 
 def test_no_differences_in_300_samples_are_not_proof_of_none():
     assert rate_bounds(0.0, 300).high == pytest.approx(1 - 0.05 ** (1 / 300), rel=1e-9)
+    tiny = 1e-20  # 1 - rate is 1
+    assert rate_bounds(0.0, 300, tiny).high == pytest.approx(1 - tiny ** (1 / 300), rel=1e-9)
 
 
 def test_tokens_of_sequences_without_a_difference_count_once_a_sequence():

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.special import gammaincc
 
 import reference_compare as reference
 import resemblance as rs
@@ -13,6 +14,7 @@ from made_up import permuted_sums, population, recorded, sums_of
 from resemblance.similarity import pair_statistics
 from resemblance.similarity.pair_statistics import (
     SKEWNESS_SAMPLES,
+    ChanceLevels,
     PermutationWindow,
     gamma_tail,
     permutation_moments,
@@ -146,6 +148,19 @@ def permuted_scores(add_up, k1, k2, orders):
         fixed = [x.expand_as(dd) for x in (s1 * s2, t1 * t2, t1 * s2, s1 * t2)]
         out.append(add_up @ torch.stack([pairs, rr, dd, dr, rd, *fixed]))
     return torch.cat(out)
+
+
+def test_tiny_p_values_are_neither_zero_nor_round_off():
+    levels = ChanceLevels(*torch.tensor([[0.063], [0.08], [0.5]], dtype=torch.float64))
+    scores = torch.tensor([0.08, 0.15, 0.17, 0.246], dtype=torch.float64)
+    found = gamma_tail(scores, levels).log10()
+    shape = 4 / 0.5**2  # of the gamma distribution of that skewness
+    sigma = 0.017 / float(pair_statistics.gamma_quantile(torch.ones(1), torch.tensor([0.5])))
+    exact = gammaincc(shape, shape + (scores.numpy() - 0.063) / sigma * shape**0.5)
+    assert exact[3] < 1e-20  # which 1 - CDF in float64 rounds to zero
+    # Wilson and Hilferty's approximation errs upwards
+    assert (found.numpy() >= np.log10(exact) - 1e-3).all()
+    assert found.numpy() == pytest.approx(np.log10(exact), rel=0.1)
 
 
 def share_below_the_level(n, blocks, tokens, sigma, *, centre, draws):

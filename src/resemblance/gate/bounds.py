@@ -157,11 +157,11 @@ def rate_bounds(share: float, number: float, rate: float = ERROR_RATE) -> Bounds
         >>> found.low, round(found.high, 5)
         (0.0, 0.00994)
     """
-    from scipy.special import betaincinv
+    from scipy.special import betainccinv, betaincinv
 
     seen, rest = share * number, (1 - share) * number
     low = 0.0 if seen <= 0 else float(betaincinv(seen, rest + 1, rate))
-    high = 1.0 if rest <= 0 else float(betaincinv(seen + 1, rest, 1 - rate))
+    high = 1.0 if rest <= 0 else float(betainccinv(seen + 1, rest, rate))
     return Bounds(share, low, high)
 
 

@@ -26,6 +26,7 @@ from ..similarity.agreement import (
     row_divergences,
     unit_rows,
 )
+from ..similarity.pair_statistics import normal_tail
 from .bounds import (
     ERROR_RATE,
     Bounds,
@@ -336,7 +337,7 @@ def _clipping_bias(means: Tensor, noise: Tensor, most: float) -> float:  # (unit
     """
     z = (most - means) / noise.clamp_min(_ROUND_OFF)
     density = (-z.square() / 2).exp() / (2 * torch.pi) ** 0.5
-    return float((noise * (density - z * torch.special.ndtr(-z)).clamp_min(0)).mean())
+    return float((noise * (density - z * normal_tail(z)).clamp_min(0)).mean())
 
 
 def _over_pairings(statistic: Callable[[np.ndarray], float], units: int) -> np.ndarray:

@@ -733,7 +733,7 @@ def _permutation_tail(u: Tensor, rate: float, seed: int) -> float:
     every = np.tile(np.arange(len(u)), (_PERMUTATIONS, 1))
     draws = torch.from_numpy(np.random.default_rng(seed % 2**64).permuted(every, axis=1))
     sums = u[torch.arange(len(u)), draws].sum(1)
-    normal = NormalDist().inv_cdf(1 - rate)
+    normal = -NormalDist().inv_cdf(rate)
     deviation = float(sums.std())
     if not deviation > 0:
         return normal

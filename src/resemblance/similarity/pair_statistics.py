@@ -324,13 +324,22 @@ def gamma_quantile(sigma: Tensor, skew: Tensor) -> Tensor:
 def gamma_tail(score: Tensor, levels: ChanceLevels) -> Tensor:
     """The probability that a permuted score is as high, by the same distribution.
 
-    It is 5 % at the 95 % level. Tails far beyond are less certain: `benchmarks/indices.py`.
+    It is 5 % at the 95 % level. Further out the approximation of Wilson and Hilferty gives more
+    than a gamma distribution has. How well both fit: `benchmarks/indices.py`.
     """
     skew = _gamma_skew(levels.skew)
     sigma = (levels.high - levels.mean) / gamma_quantile(torch.ones_like(skew), skew)
     cube = (1 + (score - levels.mean) / sigma * skew / 2).clamp_min(0)
     normal = 6 / skew * (cube ** (1 / 3) - 1 + skew**2 / 36)
-    return torch.special.ndtr(-normal)
+    return normal_tail(normal)
+
+
+def normal_tail(z: Tensor) -> Tensor:
+    """The probability that a standard normal value is above z, also where it is tiny.
+
+    `torch.special.ndtr(-z)` is (1 + erf) / 2, which is 0 or round-off beyond 8.
+    """
+    return torch.special.erfc(z / 2**0.5) / 2
 
 
 def _gamma_skew(skew: Tensor) -> Tensor:
