@@ -390,6 +390,29 @@ def test_other_architectures_are_aligned_as_before():
     )  # there are no scores to go by
 
 
+def test_gradients_are_compared_at_the_counterparts_of_features():
+    """Features follow one order and gradients the reverse; a row is one pair of layers."""
+    g = torch.Generator().manual_seed(0)
+    signals = [torch.randn(60, 4, generator=g) for _ in range(4)]
+
+    def arrays(features, gradients, names):
+        parts = ([signals[i] for i in order] for order in (features, gradients))
+        given = (dict(zip(names, x, strict=True)) for x in parts)
+        return rs.record_arrays(*given, data_id="x", name="".join(names))
+
+    one = arrays([0, 1], [2, 3], "ab")
+    two = arrays([0, 1, 2], [1, 2, 3], "cde")
+    both = rs.compare(one, two)
+    assert rs.compare(one, two, kernel="gradients").matched == (1, 2)
+    assert both["features"].matched == both["gradients"].matched == (0, 1)
+    scores = both["gradients"].scores
+    np.testing.assert_array_equal(both["gradients"].by_layer()[0], [scores[0, 0], scores[1, 1]])
+    replicates = both["gradients"].replicates
+    assert abs(replicates.mean(0) - both["gradients"].by_layer()[0]).max() < 0.05
+    frame = both.to_frame()
+    assert list(frame[frame.kernel == "gradients"].counterpart) == [*(1, 0, 0), *(0, 1, 0)]
+
+
 def test_how_layers_were_matched_is_kept_in_files_and_pickles(tmp_path):
     one = recorded(chain("a", "b", "c"), "a", "b", "c")
     for names in (("a", "c"), ("d", "e", "f"), ("d", "e")):

@@ -141,12 +141,18 @@ def test_counterparts_are_given_both_ways(reps: list[Representation], page: Path
     entry = the(content, a=0, b=2, kernel="product", index="cka")
     assert (entry["by"], entry["matched"]) == ("name", [[0, 1, None], [0, 1]])
     other = made("other", seed=4, layers=("x", "y"))
-    entry = the(contents([reps[0], other]), a=0, b=1, kernel="product", index="cka")
-    assert entry["by"] == "similarity"
-    there = compare(reps[0], other, kernel="product").match().aligned
-    back = compare(other, reps[0], kernel="product").match().aligned
-    assert [other.layer_names[i] for i in entry["matched"][0]] == list(there)
-    assert [LAYERS[i] for i in entry["matched"][1]] == list(back)
+    there = compare(reps[0], other, kernel="features").match().aligned
+    back = compare(other, reps[0], kernel="features").match().aligned
+    content = contents([reps[0], other])
+    for kernel in content["kernels"]:  # a layer has one counterpart, whatever the kernel
+        entry = the(content, a=0, b=1, kernel=kernel, index="cka")
+        assert entry["by"] == "similarity"
+        assert [other.layer_names[i] for i in entry["matched"][0]] == list(there)
+        assert [LAYERS[i] for i in entry["matched"][1]] == list(back)
+    means = compare(reps[0], other)["gradients"].mean()
+    assert the(content, a=0, b=1, kernel="gradients", index="cka")["mean"] == pytest.approx(
+        means, abs=1e-5
+    )
 
 
 def test_a_pair_has_where_it_parts_and_what_carries_it(

@@ -88,11 +88,10 @@ def comparison_table(of: Comparison, room: int) -> tuple[list[str], list[str]]:
 
 def _table_columns(of: Comparison, layout: TableLayout) -> list[TableColumn]:
     names, counterparts = _layer_names(of, layout)
-    columns, shown = [TableColumn("layer", names, gives_way=True)], list[str]()
-    for one, others in zip(of.parts, counterparts, strict=True):
-        if others != shown:
-            columns.append(TableColumn("counterpart", others, gives_way=True))
-            shown = others
+    columns = [TableColumn("layer", names, gives_way=True)]
+    if counterparts:
+        columns.append(TableColumn("counterpart", counterparts, gives_way=True))
+    for one in of.parts:
         columns += _score_columns(one, layout)
     bars = [f"{format_bar(x, layout.bar):{layout.bar}}" for x in of.parts[-1].by_layer()[0]]
     columns.append(TableColumn("", bars))
@@ -146,20 +145,15 @@ def _format_decibels(value: float, floor: float) -> str:
     return f">{floor:.0f}" if value > floor else f"{value:.1f}"
 
 
-def _layer_names(of: Comparison, layout: TableLayout) -> tuple[list[str], list[list[str]]]:
-    """Of each layer, and of its counterparts by each kernel unless they are its namesakes."""
+def _layer_names(of: Comparison, layout: TableLayout) -> tuple[list[str], list[str]]:
+    """Of each layer, and of its counterpart unless all are namesakes; the same by all kernels."""
     first = of.parts[0]
     before = [""] * 2 if layout.prefix else [shared_prefix(x) for x in (first.rows, first.columns)]
     rows = [name.removeprefix(before[0]) for name in first.rows]
-    matched = [["" if j is None else one.columns[j] for j in one.matched] for one in of.parts]
-    if all(
-        one.matched_by == "name" or names == list(one.rows)
-        for one, names in zip(of.parts, matched, strict=True)
-    ):
-        return rows, [[] for _ in of.parts]
-    return rows, [
-        [name.removeprefix(before[1]) or digits.MISSING for name in names] for names in matched
-    ]
+    matched = ["" if j is None else first.columns[j] for j in first.matched]
+    if first.matched_by == "name" or matched == list(first.rows):
+        return rows, []
+    return rows, [name.removeprefix(before[1]) or digits.MISSING for name in matched]
 
 
 def _is_at_chance(one: KernelComparison) -> np.ndarray:
@@ -175,7 +169,7 @@ def _table_legend(of: Comparison, layout: TableLayout) -> Iterator[str]:
         for model, names in zip(first.models, (first.rows, first.columns), strict=True):
             if prefix := shared_prefix(names):
                 yield f"Names of {model} begin with {prefix}{ELLIPSIS}"
-            if not any(_layer_names(of, layout)[1]):
+            if not _layer_names(of, layout)[1]:
                 break
     if not layout.chance:
         levels = [

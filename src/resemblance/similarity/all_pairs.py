@@ -29,7 +29,7 @@ from ..representation.representation import Representation
 from . import block_estimator, jackknife, ratio_estimator
 from .agreement import AnyBehaviour
 from .block_estimator import BlockSums, LayerPairing
-from .compare import build_comparison, compare, resolve_config
+from .compare import build_comparison, compare_kernel, resolve_config
 from .compare_all import symmetric_product
 from .comparison import KernelComparison
 from .jackknife import Estimate
@@ -48,7 +48,7 @@ from .pair_statistics import (
     row_effects,
     sum_weights,
 )
-from .pairing import blocks_obstacle, check_recorded
+from .pairing import Matching, blocks_obstacle, check_recorded
 from .stored_kernels import STRIP_KERNELS, KernelStrips, has_full_gram, round_off_level
 
 
@@ -325,16 +325,19 @@ def compare_every_pair(
     indices: Sequence[Index],
     predicted: Mapping[NetworkPair, AnyBehaviour],
     done: Callable[[int], None] = lambda pairs: None,
+    matchings: Mapping[ComparisonKey, Matching] | None = None,
 ) -> tuple[dict[ComparisonKey, KernelComparison], dict[ComparisonKey, str]]:
     """Each pair of networks and each network with itself, or why it cannot be compared.
 
-    `predicted` is what is known of behaviour; `done` hears how many comparisons were finished.
+    `predicted` is what is known of behaviour; `done` hears how many comparisons were finished;
+    `matchings` are the counterparts of layers, which are otherwise matched by this kernel's scores.
     Cost: about L² N² / 4 multiplications for L layers of all networks together and N samples; where
     those are in blocks of n, L² N n / 4.
     """
     compared: dict[ComparisonKey, KernelComparison] = {}
     missing: dict[ComparisonKey, str] = {}
     asked: dict[ComparisonKey, CompareConfig] = {}
+    matchings = matchings or {}
     every = itertools.combinations_with_replacement(range(len(reps)), 2)
     for (i, j), index in itertools.product(every, indices):
         try:
@@ -348,14 +351,21 @@ def compare_every_pair(
         for key, found in _shared_estimates(reps, places, asked):
             a, b = (reps[i] for i in key[:2])
             known = predicted.get(key[:2])
-            compared[key] = build_comparison(a, b, asked[key], found, known, automatic=True)
-            for note in compared[key].notes:
-                if note.code in ALARMS:
-                    warn(note)
+            matching = matchings.get(key)
+            compared[key] = build_comparison(
+                a, b, asked[key], found, known, matching, automatic=True
+            )
             done(1)
-    for i, j, index in asked.keys() - compared.keys():
-        compared[i, j, index] = compare(reps[i], reps[j], kernel=kernel, index=index, unpaired=True)
+    for key in asked.keys() - compared.keys():
+        a, b = (reps[i] for i in key[:2])
+        known, matching = predicted.get(key[:2]), matchings.get(key)
+        compared[key] = compare_kernel(
+            a, b, kernel, key[2], None, "auto", "cpu", True, None, known, matching=matching
+        )
         done(1)
+    for note in itertools.chain.from_iterable(found.notes for found in compared.values()):
+        if note.code in ALARMS:
+            warn(note)
     return compared, missing
 
 

@@ -56,6 +56,7 @@ from .kernels import (
 )
 from .pairing import (
     MSG_OTHER_ORDER,
+    Matching,
     blocks_obstacle,
     buckets_obstacle,
     check_recorded,
@@ -142,8 +143,9 @@ def compare(
     """How similar two networks are, layer by layer, with standard errors and a chance level.
 
     By default, features and gradients are compared side by side, with the predictions of the
-    networks and the drift of copies. Where gradients were not recorded, or cannot be compared, the
-    result has features alone and a note.
+    networks and the drift of copies. A layer has the same counterpart in both: where layers are
+    matched by similarity, the similarity of features decides. Where gradients were not recorded, or
+    cannot be compared, the result has features alone and a note.
 
     Args:
         a: a recording, or the path of its file. Its layers are the rows of the result.
@@ -205,7 +207,7 @@ def compare(
     if kernel is None:
         found = _compare_both(a, b, *options)
     else:
-        found = _compare_kernel(a, b, kernel, *options)
+        found = compare_kernel(a, b, kernel, *options)
     for note in found.notes:
         if note.code in ALARMS:
             warn(note)
@@ -227,10 +229,12 @@ def same_function(a: Representation, b: Representation) -> SameFunction | None:
 
 def _compare_both(a: Representation, b: Representation, *options: Any) -> FullComparison:
     """Features, gradients where they can be compared, and the drift where that is defined."""
-    features, gradients, drift = _compare_kernel(a, b, "features", *options), None, None
+    features, gradients, drift = compare_kernel(a, b, "features", *options), None, None
+    matching = features.matching
     without = recorded_without((a, b), "gradients")
     try:
-        gradients = None if without else _compare_kernel(a, b, "gradients", *options)
+        if not without:
+            gradients = compare_kernel(a, b, "gradients", *options, matching=matching)
     except MismatchError as error:
         without = str(error)
     with contextlib.suppress(MismatchError):
@@ -253,13 +257,13 @@ def _compare_both(a: Representation, b: Representation, *options: Any) -> FullCo
     same = None
     if features.index == "cka" and features.centre and features.estimator in EXACT:
         once = (*options[:-2], None, options[-1])  # without permutations
-        products = partial(_compare_kernel, a, b, "elementwise", *once)
+        products = partial(compare_kernel, a, b, "elementwise", *once, matching=matching)
         predicted = features.behaviour if isinstance(features.behaviour, Behaviour) else None
         same = recognise(a, b, features, gradients, drift, predicted, products)
     return FullComparison(features, gradients, drift, tuple(notes), same)
 
 
-def _compare_kernel(
+def compare_kernel(
     a: Representation,
     b: Representation,
     kernel: Kernel,
@@ -270,8 +274,10 @@ def _compare_kernel(
     unpaired: bool,
     permutations: int | None,
     predicted: AnyBehaviour | None,
+    *,
+    matching: Matching | None = None,
 ) -> KernelComparison:
-    """The comparison by one kernel, whose notes are not yet warned of."""
+    """The comparison by one kernel, without warnings; layers matched as given, or by its scores."""
     check_recorded(a, b, kernel)
     if not unpaired and get_index(index).paired:
         check_same_samples(a, b, "pass `unpaired=True`")
@@ -284,7 +290,8 @@ def _compare_kernel(
         found = found.transformed(transform)
     if permutations:
         found = with_permutations(found, _full_gram_pairing(a, b, asked, device), permutations)
-    return build_comparison(a, b, asked, found, predicted, automatic=estimator == "auto")
+    automatic = estimator == "auto"
+    return build_comparison(a, b, asked, found, predicted, matching, automatic=automatic)
 
 
 def _check_permutable(a: Representation, b: Representation, asked: CompareConfig) -> None:
@@ -342,6 +349,7 @@ def build_comparison(
     asked: CompareConfig,
     found: Estimate,
     predicted: AnyBehaviour | None,
+    matching: Matching | None = None,
     *,
     automatic: bool,  # whether the estimator was chosen here
 ) -> KernelComparison:
@@ -377,7 +385,7 @@ def build_comparison(
         unreliable_note(a, found),
         small_blocks_note(a, asked),
     ]
-    matching = match_layers(layer_keys(a), layer_keys(b), found.scores)
+    matching = matching or match_layers(layer_keys(a), layer_keys(b), found.scores)
     out = KernelComparison(
         models=(a.name, b.name),
         rows=tuple(a.layer_names),

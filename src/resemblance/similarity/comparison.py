@@ -186,7 +186,8 @@ class KernelComparison(Comparison):
         effective_blocks: effective number of blocks behind each score; None if not known.
         matched_by: how counterparts were found: by `name` (for copies, whatever wraps them), by
             `position` (as many layers of the same shapes) or by `similarity` (the alignment of
-            scores, which flatters).
+            scores, which flatters; side by side with features, gradients are compared at the
+            counterparts that features have).
         matched: for each row, the index of its counterpart among the columns; None if it has none.
         tokens: tokens drawn from each sequence; None where samples are not tokens.
         behaviour: how differently the networks predict, or embed; None if not known.

@@ -14,7 +14,8 @@ Sequential: unless all names agree, such layers match only if their shapes agree
 *By position*: networks with the same number of layers and the same shapes, under different names.
 
 *By similarity*: otherwise, the alignment of scores that keeps the order of layers. It picks the
-best scores, so it is biased upwards; copies should be matched by name.
+best scores, so it is biased upwards; copies should be matched by name. Where features and other
+kernels are compared together, features are aligned and the others take their counterparts.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from ..similarity.drift_of_copies import drift_of_copies
 from ..similarity.jackknife import are_unreliable
 from ..similarity.kernels import Index, Kernel
 from ..similarity.neighbours import EmbeddingBehaviour
-from ..similarity.pairing import same_samples
+from ..similarity.pairing import Matching, same_samples
 from ..similarity.results import plain
 from . import score_encoding
 
@@ -176,11 +176,13 @@ def _compare_pairs(
     """Each pair under each kernel and index, or why it cannot be compared."""
     compared: dict[ComparisonKey, KernelComparison] = {}
     missing: dict[ComparisonKey, str] = {}
+    matchings: dict[tuple[int, int, Index], Matching] = {}  # the same for all kernels
     indices = INDICES if len(reps) <= _MAX_DEBIASED_NETWORKS else INDICES[:1]
     number = len(reps) * (len(reps) + 1) // 2 * len(KERNELS) * len(indices)
     with progress_bar(progress, number, "comparing", "pairs") as advance:
         for kernel in KERNELS:
-            found, why = compare_every_pair(reps, kernel, indices, predicted, advance)
+            found, why = compare_every_pair(reps, kernel, indices, predicted, advance, matchings)
+            matchings = {key: x.matching for key, x in found.items()} | matchings
             compared |= {(a, b, kernel, index): x for (a, b, index), x in sorted(found.items())}
             missing |= {(a, b, kernel, index): x for (a, b, index), x in sorted(why.items())}
     # a kernel is offered if it compares networks, not only one of them with itself
@@ -222,7 +224,8 @@ def _encode_comparisons(
     """Comparisons as descriptions, and the numbers of all of them packed one after the other."""
     entries, tables = [], []
     names = ("kernel", "index", "centre", "estimator", "paired", "samples", "tokens")
-    for (a, b, _, _), found in compared.items():
+    for (a, b, _, index), found in compared.items():
+        matched = compared.get((a, b, "features", index), found)  # its scores matched layers
         unreliable = found.of_counterparts(are_unreliable(reps[a], found).astype(float))
         entry = {
             "a": a,
@@ -231,7 +234,7 @@ def _encode_comparisons(
             "chance": found.chance is not None,
             "by": found.matched_by,
             # the counterpart of each row, and of each column
-            "matched": plain([found.matched, found.matching.turned(found.scores).columns]),
+            "matched": plain([found.matched, found.matching.turned(matched.scores).columns]),
             "carried": found.carried_by(),
             # of each row with its counterpart: a table of layers with themselves has no such mean
             "mean": plain([round(x, 5) for x in found.mean()]),
