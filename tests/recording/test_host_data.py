@@ -193,6 +193,23 @@ def test_batches_of_workers_are_pinned_beside_the_callers_thread(pinned):
     assert found == [threads]  # torch's thread takes a single one for itself
 
 
+def test_memory_of_batches_is_freed_beside_the_thread_that_copies_them(pinned, monkeypatch):
+    threads, free = [], make_source.free_shared_pages
+
+    def free_shared_pages(x):
+        free(x)
+        threads.append((threading.current_thread(), x.is_shared() and float(x.sum())))
+
+    monkeypatch.setattr(make_source, "free_shared_pages", free_shared_pages)
+    before, batches = threading.active_count(), fetched(DataLoader(Large(), num_workers=1))
+    next(batches)  # the first may come before there is a thread
+    assert sum(len(x) for x, _ in batches) == 18
+    assert 6 <= len(threads) <= 8  # images and labels of three or four batches
+    assert not {thread for thread, _ in threads} & {*pinned, threading.current_thread()}
+    assert {left for _, left in threads[::2]} == {0}  # labels take less than a page and stay
+    assert threading.active_count() == before
+
+
 def test_memory_that_others_have_too_is_not_freed(pinned):
     def collate(samples):
         return SHARED[: len(samples)], torch.tensor([i for _, i in samples])

@@ -11,7 +11,9 @@ from __future__ import annotations
 import copy
 import itertools
 import os
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -178,17 +180,45 @@ def _covers_dataset(loader: DataLoader[Any]) -> bool:
     return once and batched and not isinstance(loader.dataset, IterableDataset)
 
 
+class _Freeing:
+    """Frees shared memory of batches beside the thread that copies them, at most two behind it."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, "freeing")  # whose thread starts with the first
+        self._waiting: deque[Future[None]] = deque()
+
+    def free(self, tensors: list[Tensor]) -> None:
+        self._waiting.append(self._executor.submit(self._free, tensors))
+        if len(self._waiting) > 2:
+            self._waiting.popleft().result()
+
+    @staticmethod
+    def _free(tensors: list[Tensor]) -> None:
+        for x in tensors:
+            free_shared_pages(x)
+
+    def close(self) -> None:
+        self._executor.shutdown()
+
+
+_FREEING: dict[
+    int | None, _Freeing
+] = {}  # of each loader that runs, by a number that its batches carry
+_NUMBERS = itertools.count()
+
+
 class _WorkerBatch:
     """A batch of a worker process, which the loader's own thread moves into pinned memory.
 
-    torch has a thread that calls `pin_memory` of what worker processes send. It unpickles, copies
-    and frees beside the caller's thread, which launches kernels.
+    torch has a thread that calls `pin_memory` of what worker processes send. It unpickles and
+    copies beside the caller's thread, which launches kernels; freeing takes as long as copying
+    and has a thread of its own.
     """
 
-    def __init__(self, samples: Any, most: int, *, unshared: bool) -> None:
+    def __init__(self, samples: Any, most: int, freeing: int | None = None) -> None:
         self.samples = samples
         self._most = most  # bytes that are pinned
-        self._unshared = unshared  # whether nobody else has the memory of its tensors
+        self._freeing = freeing  # in _FREEING, where nobody else has the memory of its tensors
 
     def pin_memory(self) -> _WorkerBatch:
         """The batch in pinned memory, unless that would be a lot; its own memory is freed."""
@@ -197,10 +227,9 @@ class _WorkerBatch:
         if not on_host or sum(x.nbytes for x in leaves) > self._most:
             return self
         samples = tree_map(lambda x: x.pin_memory() if isinstance(x, Tensor) else x, self.samples)
-        if self._unshared:
-            for x in leaves:
-                free_shared_pages(x)
-        return _WorkerBatch(samples, self._most, unshared=False)
+        if (freeing := _FREEING.get(self._freeing)) is not None:
+            freeing.free(leaves)
+        return _WorkerBatch(samples, self._most)
 
 
 def _samples_of(batch: Any) -> Any:
@@ -208,9 +237,9 @@ def _samples_of(batch: Any) -> Any:
 
 
 def _collate_to_be_pinned(
-    collate: Callable[[Any], Any], most: int, unshared: bool, samples: Any
+    collate: Callable[[Any], Any], most: int, freeing: int | None, samples: Any
 ) -> _WorkerBatch:
-    return _WorkerBatch(collate(samples), most, unshared=unshared)
+    return _WorkerBatch(collate(samples), most, freeing)
 
 
 _PINNED_BYTES = 2**32  # the most of all batches that wait for a pass
@@ -238,10 +267,12 @@ def _fetch_from_loader(loader: DataLoader[Any], *, pin_memory: bool = False) -> 
         # the caller's own pinning knows the caller's own kinds of batches
         pinned = pin_memory and len(head) > 0
         pinned &= collate is default_collate or not loader.pin_memory
+        number = next(_NUMBERS)
         if pinned:
             most = _PINNED_BYTES // (len(head) * (loader.prefetch_factor or 1))
-            unshared = collate is default_collate  # which stacks samples in new memory
-            put_together = partial(_collate_to_be_pinned, put_together, most, unshared)
+            # torch's own collate function stacks samples in new memory
+            own = number if collate is default_collate else None
+            put_together = partial(_collate_to_be_pinned, put_together, most, own)
         batches = iter(
             DataLoader(
                 dataset,
@@ -253,6 +284,8 @@ def _fetch_from_loader(loader: DataLoader[Any], *, pin_memory: bool = False) -> 
                 **options,
             )
         )
+        if pinned:  # from here on: a batch that came before frees its memory where it is deleted
+            _FREEING[number] = _Freeing()
         try:
             yield from map(_samples_of, batches)
         except DataError as error:  # from a worker process with its traceback in the message
@@ -261,7 +294,9 @@ def _fetch_from_loader(loader: DataLoader[Any], *, pin_memory: bool = False) -> 
         finally:
             if end := getattr(batches, "_shutdown_workers", None):
                 end()  # which a traceback that somebody keeps would put off
-            if pinned:  # whose thread sets the number that later threads begin with
+            if pinned:
+                _FREEING.pop(number).close()
+                # torch's thread set the number of threads that later threads begin with
                 torch.set_num_threads(torch.get_num_threads())
 
     return fetch
