@@ -274,6 +274,12 @@ class RandomState:
         """Whether anything has drawn from them since."""
         return any(not torch.equal(generator.get_state(), x) for generator, x in self._states)
 
+    def now(self) -> RandomState:
+        """Where the same generators are now."""
+        current = RandomState(None)
+        current._states = [(generator, generator.get_state()) for generator, _ in self._states]
+        return current
+
     def put_back(self) -> None:
         for generator, state in self._states:
             generator.set_state(state)
