@@ -14,8 +14,8 @@ Three kinds of cells, of made-up networks that are drawn anew, recorded and comp
   how often a single pair, and the best of all nine, is significant at 5 % (2 of 40).
 - blocks/N/index: what blocks of 128 samples estimate, against the plain formula on all N.
 
-Results join those of other cells in the file, which is written after each. All of it takes about a
-quarter of an hour of one core.
+Results join those of other cells in the file, which is written after each. All of it takes about
+half an hour of one core.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CAUSES, WIDTH, PERMUTATIONS = 8, 20, 39
 AT_ONCE = 10  # draws in a comparison of sums over pairs
 SUMS = tuple(x for x in index_names() if get_index(x).pair_sums)
 OTHERS = tuple(x for x in index_names() if x not in SUMS)
-DRAWS = {50: (2000, 200), 200: (2000, 200), 1000: (500, 20)}  # of sums, of the others
+DRAWS = {50: (2000, 200), 200: (2000, 200), 1000: (500, 100)}  # of sums, of the others
 SLOW = ("rsa-kendall", "rsa-spearman", "nbs")  # at 1,000 samples; NBS comes from buckets there
 FROM_BLOCKS = ("distance-correlation", "rsa-spearman", "rsa-kendall")
 MAPS = np.random.default_rng(99).normal(size=(2, CAUSES, WIDTH))
