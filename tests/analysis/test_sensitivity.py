@@ -448,7 +448,7 @@ def test_blocks_that_cannot_be_exchanged_are_named():
     assert "Not exchanged: blocks.1 (the copy has no module 'blocks.1')." in found.summary()
     wide = Residual(7, 12)
     with pytest.raises(
-        LayerError, match=r"found none; stem: the network with it alone does not run"
+        LayerError, match=r"can be exchanged; stem: the network with it alone does not run"
     ):
         rs.sensitivity(base, wide, x)
 

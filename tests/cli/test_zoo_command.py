@@ -78,7 +78,7 @@ def test_search_shows_scores_with_errors_and_what_was_left_out(full):
         assert (status, err) == (0, "")
         lines = fits(out).splitlines()
         assert lines[0].startswith("Most similar to net 0 (cka of centred features")
-        at = next(i for i, line in enumerate(lines) if line.startswith("network"))
+        at = next(i for i, line in enumerate(lines) if line.split()[:2] == ["network", "id"])
         assert lines[at].split() == ["network", "id", "score", "chance", "tags"]
         assert " ± " in lines[at + 3]  # the first may be the network itself
         assert "1 recorded on different samples or with different settings" in " ".join(out.split())

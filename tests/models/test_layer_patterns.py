@@ -48,7 +48,9 @@ class Folded(nn.Module):
 @pytest.mark.filterwarnings("ignore:.*standard errors may be too small")
 def test_auto_leaves_out_what_cannot_be_recorded_and_says_so():
     inputs = torch.randn(20, 3, 4, generator=torch.Generator().manual_seed(0))
-    with pytest.warns(ResemblanceWarning, match=r"no axis of samples: blocks\.0, blocks\.1"):
+    with pytest.warns(
+        ResemblanceWarning, match=r"without a sample dimension: blocks\.0, blocks\.1"
+    ):
         rep = rs.record(networks.seeded(Folded), inputs, buckets=0)
     assert rep.layer_names == ["first"]
 

@@ -62,7 +62,7 @@ def test_recordings_that_share_no_coordinates_are_refused():
     for other, why in (
         (recorded(X, network(3)), "of different networks"),
         (recorded(X, seed=1), "different seed"),
-        (recorded(X, layers=["1"]), "the same layers"),
+        (recorded(X, layers=["1"]), "different layers"),
     ):
         assert why in why_incomparable(here, other)
         with pytest.raises(MismatchError, match=why):

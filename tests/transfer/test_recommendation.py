@@ -64,7 +64,7 @@ def test_the_summary_says_what_to_do_why_and_what_was_left_out():
     assert "2 more are ranked lower." in result(12).summary()
     gone = tuple(ExcludedCandidate(f"net {i}", "no network was passed for it") for i in range(13))
     lines = result(left_out=gone).summary().split("\n")
-    assert sum("was left out" in line for line in lines) == 10
+    assert sum("was skipped" in line for line in lines) == 10
     assert "3 more were skipped; see left_out." in lines
     plain = result(ranked=(one(1, "a", expected=None),)).summary()
     assert plain.startswith("Start from a, at layer '3'.\n")

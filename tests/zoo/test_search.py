@@ -168,7 +168,7 @@ def test_other_groups_and_other_recordings_are_counted(tmp_path):
     words = found.summary()
     assert "1 network on data of 90, 90 samples examined" in words
     assert (
-        "Left out: 2 recorded on different samples or with different settings; to search those"
+        "Skipped: 2 recorded on different samples or with different settings; to search those"
         in words
     )
     nothing = mixed.search(network(0, 99, samples=70))
