@@ -575,8 +575,8 @@ def test_a_library_that_is_there_but_broken(folder):
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "error: this needs timm, which is installed but cannot be loaded (no operator); install "
-        f"one that fits the rest: {install_command('vision')} --force-reinstall\n"
+        "error: this needs timm, which is installed but cannot be imported (no operator); install "
+        f"a compatible version: {install_command('vision')} --force-reinstall\n"
     )
 
 
@@ -633,7 +633,7 @@ SAID = {
     ),
     "a least fall in words": (
         lambda a, b, tmp: rs.compare(a, b, kernel="features").parting(least="x"),
-        "`least` must lie between 0 and 1",
+        "`least` must be between 0 and 1",
     ),
     "indices in two rows": (
         lambda a, b, tmp: rs.CountSketch().assign([[1, 2]]),

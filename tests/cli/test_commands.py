@@ -235,8 +235,8 @@ def test_weights_that_do_not_fit(refused):
     save_file({"1.weight": torch.ones(3, 64)}, "w.safetensors")
     words = ("--model", "nets.py:small", "--weights", "w.safetensors", "--data", "digits")
     assert refused("record", *words, "-o", "a.rsm") == (
-        "the weights in w.safetensors do not match the model: 1.weight is (3, 64) there, (16, 64) in "
-        "the model; 3 missing, such as 1.bias"
+        "the weights in w.safetensors do not match the model: 1.weight is (3, 64) there, (16, 64) "
+        "in the model; 3 missing, such as 1.bias"
     )
 
 

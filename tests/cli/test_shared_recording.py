@@ -78,7 +78,7 @@ def test_shards_and_merge(run, refused):
         assert (status, err) == (0, "")
         missing = ", ".join(str(j) for j in range(3) if j != i)
         assert f"1 of 3 shards, missing {missing}" in out
-    assert "is 1 of 3 shards of a recording; record the missing ones and" in refused(
+    assert "has 1 of 3 shards of a recording; record the missing ones and" in refused(
         "compare", "0.rsm", "all.rsm"
     )
     status, out, _ = run("merge", "2.rsm", "0.rsm", "-o", "some.rsm")

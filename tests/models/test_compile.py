@@ -200,7 +200,7 @@ def test_samples_of_many_shapes_are_run_as_written():
 
 
 def test_what_is_to_agree_bit_for_bit_is_not_compiled():
-    with pytest.raises(DataError, match="leave out `deterministic` or `compile`"):
+    with pytest.raises(DataError, match="omit `deterministic` or `compile`"):
         rs.record(networks.MLP(), VECTORS, deterministic=True, compile=True)
 
 

@@ -86,9 +86,7 @@ def changed(share, values):
 def test_a_data_set_that_changed_is_refused(tmp_path, what, share, batch_size):
     cut_short(Pairs, tmp_path / "c")
     x, y = (changed(share, X), Y) if what == "samples" else (X, changed(share, Y))
-    wanted = (
-        r"data changed .*: block \d+, which contains sample \d+, has different samples or labels"
-    )
+    wanted = r"data changed .*: block \d+, which contains sample \d+, now has different samples"
     with pytest.raises(MismatchError, match=wanted):
         rs.record(
             net(), Pairs(x, y), checkpoint=(tmp_path / "c", 0), batch_size=batch_size, **OPTIONS
@@ -109,7 +107,7 @@ def test_one_sample_that_changed_is_noticed_in_arrays(tmp_path):
     assert rs.record(net(), (X, Y), checkpoint=(tmp_path / "c", 0), **OPTIONS).samples == TOTAL
 
 
-@pytest.mark.filterwarnings("ignore:a stream keeps no place")
+@pytest.mark.filterwarnings("ignore:a stream cannot be resumed")
 def test_one_sample_that_changed_is_noticed_in_a_stream(tmp_path):
     cut_short(Stream, tmp_path / "c")
     other = X.clone()
@@ -123,7 +121,7 @@ def test_one_sample_that_changed_is_noticed_in_a_stream(tmp_path):
     assert (found.data, found.block_hashes) == (whole.data, whole.block_hashes)
 
 
-@pytest.mark.filterwarnings("ignore:a stream keeps no place")
+@pytest.mark.filterwarnings("ignore:a stream cannot be resumed")
 def test_a_keyed_stream_that_changed_is_refused(tmp_path):
     """Though its blocks are known by their keys, in a recording."""
 

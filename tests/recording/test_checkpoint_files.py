@@ -121,7 +121,7 @@ def test_blocks_that_two_files_hold_are_refused(tmp_path):
 
 def test_another_pass_is_refused_by_what_differs(tmp_path):
     CheckpointFiles(tmp_path / "c", OF).write(progress(0))
-    with pytest.raises(MismatchError, match="different pass: seed was 0 and is now 1"):
+    with pytest.raises(MismatchError, match="different recording: seed was 0 and is now 1"):
         CheckpointFiles(tmp_path / "c", {**OF, "seed": 1}).take_over()
 
 

@@ -177,7 +177,7 @@ def test_shards_and_accumulators(tmp_path, whole):
         assert parts[-1].mergeable
     merged = rs.merge(parts)
     assert_same(whole, replace(merged, data=replace(merged.data, shards=((0, 1),))))
-    with pytest.raises(MismatchError, match="different pass: shard was"):
+    with pytest.raises(MismatchError, match="different recording: shard was"):
         rs.record(net(), Images(), shard=(0, 2), checkpoint=tmp_path / "c1", **OPTIONS)
 
 

@@ -104,8 +104,8 @@ def test_reasons_are_given_where_outputs_do_not_agree(plain):
     assert found.why_not(0, 1) == "they have 5 and 1,100 classes"
     assert found.why_not(1, 2) == "'bare' has no outputs"
     first, second = found.missing
-    assert first.startswith("No predictions are known of bare: ")
-    assert second.endswith("as many classes: 5 classes (0, 1); 1,100 classes (wide).")
+    assert first.startswith("No predictions are stored for bare: ")
+    assert second.endswith("same number of classes: 5 classes (0, 1); 1,100 classes (wide).")
 
 
 def test_what_costs_too_much_is_left_out_with_a_word(plain, monkeypatch):

@@ -72,7 +72,7 @@ def test_layers_without_a_counterpart_are_named_and_left_out():
     lines = found.summary().splitlines()
     assert lines[1].startswith("Mean over layers matched by name 0.850; highest at r0 (0.900")
     assert "2 of 2 layers are above" in lines[2]
-    assert lines[3] == "Without a counterpart, of one: r1."
+    assert lines[3] == "Layers of one without a counterpart: r1."
     frame = found.to_frame()
     assert frame[frame.counterpart].score.tolist() == [0.9, 0.8]
 
@@ -80,7 +80,10 @@ def test_layers_without_a_counterpart_are_named_and_left_out():
 def test_of_many_layers_without_a_counterpart_some_are_named():
     rows = tuple(f"r{i}" for i in range(20))
     found = comparison(np.eye(20)[:, :3], rows=rows, columns=rows[:3])
-    assert "of one: r3, r4, r5, r6, r7, r8, r9, r10 and 9 more." in found.summary()
+    assert (
+        "of one without a counterpart: r3, r4, r5, r6, r7, r8, r9, r10 and 9 more."
+        in found.summary()
+    )
 
 
 def test_summary_names_extremes_chance_and_samples():

@@ -286,7 +286,7 @@ def test_too_little_to_test_is_refused():
 
 @pytest.mark.parametrize("least", [-0.1, 1.0, float("nan")])
 def test_a_least_fall_out_of_range_is_refused(least):
-    with pytest.raises(DataError, match="`least` must lie between 0 and 1"):
+    with pytest.raises(DataError, match="`least` must be between 0 and 1"):
         shaken([0.9], [0.01]).parting(least=least)
 
 

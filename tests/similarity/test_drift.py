@@ -267,7 +267,7 @@ def test_rounding_of_features_lies_at_the_floor():
 
 def test_files_without_a_sketch_are_refused():
     old = rs.load(GOLDEN / "a.rsm")
-    with pytest.raises(MismatchError, match=r"sketches in coordinates.*0\.1.*record it again"):
+    with pytest.raises(MismatchError, match=r"no drift sketches.*0\.1.*record it again"):
         rs.coordinates(old, old)
 
 
@@ -288,7 +288,7 @@ def test_what_cannot_be_subtracted_is_refused(options, why):
 def test_samples_in_another_order_under_one_name_are_refused():
     order = torch.randperm(60, generator=torch.Generator().manual_seed(1))
     a, b = (small.record(x, data_id="x") for x in (small.VECTORS, small.VECTORS[order]))
-    with pytest.raises(MismatchError, match="another order"):
+    with pytest.raises(MismatchError, match="a different order"):
         rs.coordinates(a, b)
 
 
@@ -398,7 +398,9 @@ def test_columns_go_by_name(shared):
 
 
 def test_it_shows_itself_in_a_line(shared, apart):
-    assert repr(shared) == "Coordinates('origin', 'copy', 2 layers, shared, 20.1 dB or more)"
+    assert (
+        repr(shared) == "Coordinates('origin', 'copy', 2 layers, same unit order, 20.1 dB or more)"
+    )
     assert repr(apart) == "Coordinates('net', 'net', 1 layers, none shared)"
 
 

@@ -53,7 +53,7 @@ def test_the_layer_that_was_changed_is_found(base, at, share):
     assert (found.layer, found.counterpart, found.position) == (str(at), str(at), at)
     assert found.low < found.fall < found.high
     assert found.before == (None if at == 0 else str(at - 1))
-    assert f"Features first diverge at {at}: the signal-to-noise" in found.sentence
+    assert f"Features first diverge at {at}: SQNR" in found.sentence
     assert re.search(r"by \d+\.\d dB.* \(\d+\.\d to \d+\.\d\)\.", found.sentence)
 
 

@@ -242,7 +242,7 @@ def test_a_gate_leaves_undecided_what_does_not_apply(images):
         assert verdict.status == "undecided"
         assert (
             "does not apply to the same function in a different basis "
-            f"({kind}; predictions are equal but for rounding): decibels compare unit with unit"
+            f"({kind}; predictions are equal up to rounding): SQNR compares unit by unit"
         ) in verdict.summary()
         scores = rs.check(base, other, min={"features": 0.999})
         assert scores.status == ("passed" if change is permuted else "undecided")

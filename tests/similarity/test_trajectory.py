@@ -146,7 +146,7 @@ def test_training_settles_from_the_input_on(trained):
     assert wrong[0] > 0.5 > wrong[-2] > wrong[-1] == 0
     summary = found.summary()
     assert "from then on): act1" in summary
-    assert "Predictions that differ from the last checkpoint's, of 300 samples: " in summary
+    assert "Predictions that differ from those of the last checkpoint (300 samples): " in summary
     assert len(found.plot().axes) == 6  # four maps, their scale, and the predictions
 
 
@@ -191,9 +191,9 @@ def test_steps_are_names_numbers_or_words():
         ([1, 2, 2], "steps` must be different for each of 3 recordings; found"),
         ("abc", "steps` must be a list of numbers or strings, one per recording; found 'abc'"),
         (3, "steps` must be a list of numbers or strings, one per recording; found 3"),
-        ([1, 2, True], "a step must be a finite number or a word; found True"),
-        ([1, 2, np.nan], "a step must be a finite number or a word; found nan"),
-        ([1, 2, None], "a step must be a finite number or a word; found None"),
+        ([1, 2, True], "a step must be a finite number or a string; found True"),
+        ([1, 2, np.nan], "a step must be a finite number or a string; found nan"),
+        ([1, 2, None], "a step must be a finite number or a string; found None"),
     ],
 )
 def test_other_steps_are_refused(steps, message):

@@ -462,7 +462,7 @@ def test_a_folder_that_may_only_be_read_can_be_read():
                 lambda: zoo.remove("net 0"),
                 lambda: zoo.tag("net 0", "b"),
             ):
-                with pytest.raises(DataError, match="may be written to|writable"):
+                with pytest.raises(DataError, match=r"may be written to|writable"):
                     write()
             assert zoo.entry("net 0").tags == ("a",)
             with pytest.raises(DataError, match="cannot create the folder"):
