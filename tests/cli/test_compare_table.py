@@ -56,9 +56,10 @@ gradients: rows small, columns small
 
 Mean over 2 layers matched by name: features 0.852 ± 0.010, gradients
 0.761 ± 0.018.
-Features first diverge at 1: the score drops by 0.12 (0.095 to 0.14).
-Going back from the output, gradients first diverge at 3: the score drops by
-0.17 (0.13 to 0.21).
+Features differ from the first layer compared on: the score at 1 is 0.12 below 1
+(0.095 to 0.14).
+Gradients differ from the last layer compared on: the score at 3 is 0.17 below 1
+(0.13 to 0.21).
 Note: predictions are not compared: small was recorded without them.
 """
 AT_120 = f"""\
@@ -66,8 +67,8 @@ small and small: cka of centred features and gradients, from blocks, 300 samples
 
 {TABLE}
 Mean over 2 layers matched by name: features 0.852 ± 0.010, gradients 0.761 ± 0.018.
-Features first diverge at 1: the score drops by 0.12 (0.095 to 0.14).
-Going back from the output, gradients first diverge at 3: the score drops by 0.17 (0.13 to 0.21).
+Features differ from the first layer compared on: the score at 1 is 0.12 below 1 (0.095 to 0.14).
+Gradients differ from the last layer compared on: the score at 3 is 0.17 below 1 (0.13 to 0.21).
 Note: predictions are not compared: small was recorded without them.
 """
 

@@ -1,5 +1,7 @@
 """The permutation null: levels and p-values of any index, of the best pair, and of whole tables."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -65,6 +67,15 @@ def test_p_values_are_uniform_or_larger_without_a_relation_also_of_the_best_pair
         assert (np.array(p) <= 0.25).sum() <= 11
         assert 3 <= (np.array(p) <= 0.5).sum() <= 17
     assert np.corrcoef(single, moments)[0, 1] > 0.9
+
+
+def test_the_best_pair_is_shown_in_few_digits():
+    best = rs.compare(*unrelated(0), kernel="features", permutations=39).best()
+    shown = repr(best)
+    assert shown.startswith(f"BestPair(row={best.row!r}, column={best.column!r}, score=0.")
+    assert shown.endswith(f", p_value={best.p_value:.3g})")
+    assert len(max(re.findall(r"\d+", shown), key=len)) <= 4
+    assert "score=1−" in repr(best._replace(score=1 - 1e-7))  # below 1 is not shown as 1
 
 
 def test_taking_the_best_pair_is_corrected_for():

@@ -83,6 +83,14 @@ class BestPair(NamedTuple):
     calibrated: float  # how far above that level, from 0 to 1
     p_value: float
 
+    def __repr__(self) -> str:
+        numbers = (f"{x:.3g}" for x in (self.chance_high, self.calibrated, self.p_value))
+        score, (high, calibrated, p) = format_score(self.score)[0], numbers
+        return (
+            f"BestPair(row={self.row!r}, column={self.column!r}, score={score}, "
+            f"chance_high={high}, calibrated={calibrated}, p_value={p})"
+        )
+
 
 class Comparison(Plotted, StoredResult):
     """How similar the layers of two networks are, by features and gradients or by one kernel.

@@ -97,9 +97,15 @@ class LayerDivergence:
         unit = f" {self.unit}" if self.unit else ""
         if self.layer is None:
             least = max(fall.least for fall in self.tested)
+            count = len(self.tested)
+            where = "the only layer" if count == 1 else f"any of {count} layers"
+            return f"No significant drop of {self.kernel} at {where} (more than {least:g}{unit})."
+        if self.before is None and not unit:  # nothing was read that it could have diverged from
+            last = "last" if self.kernel == "gradients" else "first"
             return (
-                f"No significant drop of {self.kernel} at any of {len(self.tested)} layers (more "
-                f"than {least:g}{unit})."
+                f"{self.kernel.capitalize()} differ from the {last} layer compared on: the score "
+                f"at {printable(self.layer)} is {self.fall:.2g} below 1 ({self.low:.2g} to "
+                f"{self.high:.2g})."
             )
         what = "SQNR" if unit else "the score"
         start = " from the level of rounding" if unit else ""
