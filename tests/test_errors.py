@@ -23,7 +23,7 @@ def test_nearest_falls_back_to_the_first_names():
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("import one_that_is_gone", "cannot be loaded (No module named 'one_that_is_gone')"),
+        ("import one_that_is_gone", "cannot be imported (No module named 'one_that_is_gone')"),
         ("raise OSError('libx.so: no such file\\nand more')", "(libx.so: no such file); install"),
         ("from os import gone_from_here", "(cannot import name 'gone_from_here'"),
     ],

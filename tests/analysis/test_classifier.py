@@ -237,7 +237,7 @@ def test_bad_labels_are_refused(task):
         KernelClassifier(net, layer="1", classes=[0, 1]).fit(x, y)
     with pytest.raises(DataError, match="found no labels"):
         fit(x)
-    with pytest.raises(DataError, match="one label a sample"):
+    with pytest.raises(DataError, match="one label per sample"):
         fit(x, y[:-5])
     with pytest.raises(DataError, match="expected 90 labels"):
         fit(x, torch.cat([y, y]))
@@ -272,7 +272,7 @@ def test_other_refusals(task):
     net, x, y, new, _ = task
     with pytest.raises(ResemblanceError, match="not fitted"):
         KernelClassifier(net).predict(new)
-    with pytest.raises(LayerError, match="stands for 0, 1"):
+    with pytest.raises(LayerError, match="matches 0, 1"):
         KernelClassifier(net, layer="[01]").fit(x, y)
     broken = x.clone()
     broken[4] = torch.nan

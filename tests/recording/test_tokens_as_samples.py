@@ -195,7 +195,7 @@ def test_a_plain_network_that_predicts_every_token_is_asked_about():
         pass
 
     net, data = networks.seeded(Plain), networks.texts()
-    with pytest.warns(ResemblanceWarning, match='unit="token"` records single tokens'):
+    with pytest.warns(ResemblanceWarning, match='unit="token"` to record single tokens'):
         whole = record(net, {"input_ids": data["input_ids"]})
     assert whole.settings.unit == "sample"
     assert record(net, {"input_ids": data["input_ids"]}, unit="sample").samples == 20
@@ -209,7 +209,9 @@ def test_blocks_of_other_tokens_are_other_blocks():
     a, b = record(), record(others)
     assert a.data.content == b.data.content
     assert a.block_hashes != b.block_hashes
-    with pytest.raises(MismatchError, match="blocks cannot be compared: of the same seq"):
+    with pytest.raises(
+        MismatchError, match="blocks cannot be compared: different tokens of the same seq"
+    ):
         rs.compare(a, b, kernel="features", estimator="blocks")
 
 
@@ -272,7 +274,7 @@ def test_a_layer_without_positions_is_refused_by_name_and_left_out_of_auto():
     net = networks.seeded(Pooled)
     with pytest.raises(LayerError, match="'whole': expected one row for each position"):
         record(net, layers=["whole", "blocks.1"], unit="token")
-    with pytest.warns(ResemblanceWarning, match="left out.*whole"):
+    with pytest.warns(ResemblanceWarning, match="layers skipped.*whole"):
         rep = record(net, layers="auto", unit="token")
     assert "whole" not in rep.layer_names
 

@@ -32,10 +32,10 @@ def test_missing_layers_and_kinds_say_what_to_do(rep):
         rep["act3"]
     features = record(gradients=False)["act1"]
     with pytest.raises(
-        MismatchError, match=r"holds no gradients.*record again with `gradients=True`"
+        MismatchError, match=r"has no gradients.*record again with `gradients=True`"
     ):
         features.blocks("gradients")
-    with pytest.raises(MismatchError, match=r"holds no elementwise.*elementwise=True"):
+    with pytest.raises(MismatchError, match=r"has no elementwise.*elementwise=True"):
         record()["act1"].buckets("elementwise")
 
 

@@ -227,7 +227,7 @@ def test_predictions_are_compared_where_there_are_as_many_classes(tmp_path):
         assert found.behaviour.js_stderr[i, j] == pytest.approx(one.js_stderr)
     assert np.isnan(found.behaviour.disagreement[3, 0])
     assert found.behaviour_missing[0].endswith(
-        "as many classes: 5 classes (net0, net1, net2); 4 classes (net3)."
+        "same number of classes: 5 classes (net0, net1, net2); 4 classes (net3)."
     )
     assert found.behaviour_missing[0] in found.summary()
     assert ComparisonMatrix.load(found.save(tmp_path / "m.json")) == found
@@ -240,7 +240,7 @@ def test_predictions_are_compared_where_there_are_as_many_classes(tmp_path):
     ("options", "message"),
     [
         ({"index": "nbs"}, "index` must be cka or cka-debiased for many networks; found 'nbs'"),
-        ({"kernel": "transport"}, "transport is not offered for many networks"),
+        ({"kernel": "transport"}, "transport is not available for many networks"),
         ({"kernel": "rbf"}, "one of features, gradients, product, sum, elementwise; found 'rbf'"),
         ({"index": "cca"}, "index` must be cka or cka-debiased for many networks; found 'cca'"),
         ({"blocks": 0}, "blocks` must be a whole number, 1 or more; found 0"),

@@ -65,14 +65,16 @@ def test_it_holds_what_each_kernel_the_drift_and_the_predictions_are(recorded, f
 
 def test_another_kernel_is_a_key_error_that_names_what_there_is(recorded, full):
     with pytest.raises(
-        KeyError, match="no comparison for kernel 'product'; there is 'features' and 'grad"
+        KeyError, match="no comparison for kernel 'product'; available: 'features' and 'grad"
     ):
         full["product"]
     alone = rs.compare(recorded["net"], recorded["copy"], kernel="product")
-    with pytest.raises(KeyError, match="no comparison for kernel 'features'; there is 'product'"):
+    with pytest.raises(KeyError, match="no comparison for kernel 'features'; available: 'product'"):
         alone["features"]
     without = rs.compare(recorded["net"], recorded["plain"])
-    with pytest.raises(KeyError, match="no comparison for kernel 'gradients'; there is 'features'"):
+    with pytest.raises(
+        KeyError, match="no comparison for kernel 'gradients'; available: 'features'"
+    ):
         without["gradients"]
 
 
@@ -243,6 +245,6 @@ def test_layers_without_a_counterpart_or_a_score_are_named_or_counted():
     features = made_up.comparison([[0.9, 0.1], [0.5, 0.6], [0.2, 0.8]], columns=("r0", "r2"))
     assert FullComparison(features).summary().split("\n")[1:] == [
         "Mean over 3 layers matched by name: features 0.850 (of 2 layers).",
-        "Without a counterpart, of one: r1.",
+        "Layers of one without a counterpart: r1.",
     ]
     assert join_names(tuple("abcdefghij")) == "a, b, c, d, e, f, g, h and 2 more"

@@ -180,7 +180,7 @@ def test_a_folder_that_may_only_be_read_is_told_so(made):
             os.seteuid(65534)
         try:
             with (
-                pytest.raises(DataError, match=r"ermission denied; name a folder that may be"),
+                pytest.raises(DataError, match=r"ermission denied; set out: to a writable folder"),
                 results.claimed(asked.pairs[0]),
             ):
                 pass

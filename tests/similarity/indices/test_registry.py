@@ -340,7 +340,7 @@ def test_different_samples_need_blocks_even_where_none_are_paired(register):
 @pytest.mark.parametrize(
     ("estimator", "message"),
     [
-        ("ratio", "norms of samples give plain CKA alone, not row-cosine; use `index='cka'`"),
+        ("ratio", "sample norms support plain CKA only, not row-cosine; use `index='cka'`"),
         ("buckets", "row-cosine needs blocks of shared samples: estimator is 'buckets'"),
         ("paper", "row-cosine needs blocks of shared samples: estimator is 'paper'"),
     ],
