@@ -104,6 +104,14 @@ def test_a_copy_is_recorded_at_the_layers_of_its_base():
     assert not verdict.notes
 
 
+def test_embeddings_are_judged():
+    torch.manual_seed(0)
+    base, x = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 16)), torch.randn(600, 8)
+    limits = {"min_neighbours": 0.5, "min_cosine": "p05=0.9", "record": {"logits": "none"}}
+    verdict = assert_same_network(base, base, x, **limits)
+    assert [x.threshold.name for x in verdict.findings] == ["min-neighbours", "min-cosine p05"]
+
+
 def test_what_is_missing_is_said():
     with pytest.raises(DataError, match="expected `data` to record the copy on, found none"):
         assert_same_network(recorded("base"), nn.Linear(4, 2), max_kl=0.1)

@@ -15,7 +15,7 @@ from torch import nn
 
 from .errors import DataError
 from .gate.check import check
-from .gate.thresholds import DivergenceLimits, ScoreLimits, collect_thresholds
+from .gate.thresholds import CosineLimits, DivergenceLimits, ScoreLimits, collect_thresholds
 from .gate.verdict import Verdict
 from .recording.record import record as record_network
 from .representation.representation import Representation, as_representation
@@ -35,6 +35,8 @@ def assert_same_network(
     max_kl: DivergenceLimits | None = None,
     max_js: DivergenceLimits | None = None,
     min_kappa: float | None = None,
+    min_neighbours: float | None = None,
+    min_cosine: CosineLimits | None = None,
     min: ScoreLimits | None = None,
     min_db: float | None = None,
     kl_cap: float | None = None,
@@ -57,6 +59,10 @@ def assert_same_network(
         max_kl: largest mean KL(base‖copy) in nats; with percentiles `{"mean": 0.01, "p99": 0.05}`.
         max_js: largest mean Jensen-Shannon divergence in nats, in the same forms.
         min_kappa: least Cohen's kappa of the predictions.
+        min_neighbours: least share of nearest neighbours that both networks' embeddings have in
+            common.
+        min_cosine: least cosine similarity of a sample's two embeddings, as a percentile:
+            `{"p01": 0.98}`.
         min: least CKA by kernel at the worst layer, `{"gradients": 0.8}`, or on average over
             layers, `{"mean:features": 0.95}`.
         min_db: least decibels of features at the worst layer.
@@ -89,6 +95,8 @@ def assert_same_network(
         "max_kl": max_kl,
         "max_js": max_js,
         "min_kappa": min_kappa,
+        "min_neighbours": min_neighbours,
+        "min_cosine": min_cosine,
         "min": min,
         "min_db": min_db,
         "kl_cap": kl_cap,

@@ -62,6 +62,17 @@ def files(folder):
     return folder
 
 
+def test_copies_are_judged_by_the_thresholds_of_check(files, run):
+    words = ("--min", "gradients=0.8", "--max-js", 0.01, "--min-kappa", 0.8, "--kl-cap", 0.5)
+    words += ("--max-kl", 0.02)
+    status, out, err = run("copies", "base.rsm", "int8.rsm", "pruned.rsm", *words, "--json", "-")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    expected = [rs.check("base.rsm", f"{name}.rsm", min="gradients=0.8", max_js=0.01, min_kappa=0.8,
+                         kl_cap=0.5, max_kl=0.02).status for name in found["name"]]  # fmt: skip
+    assert found["verdict"] == expected == ["passed", "failed"]
+
+
 # -- exit statuses ------------------------------------------------------------------------------
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import resemblance
-from resemblance.cli.options import cli_options_in, yaml_options_in
+from resemblance.cli.options import ThresholdOptions, cli_options_in, yaml_options_in
+from resemblance.testing import assert_same_network
 
 SOURCE = Path(resemblance.__file__).parent
 # an option as Python takes it, inside backticks or not; not part of an address, a path or a call
@@ -135,3 +136,15 @@ def test_a_failed_pair_of_a_sweep_names_the_keys_of_its_file(run, folder):
     status, out, _ = run("sweep", "jobs.yaml", "--devices", "cpu")
     assert status == 1
     assert "pool: mean reduces a sequence to one vector" in " ".join(out.split()), out
+
+
+def keywords(function):
+    """The keyword-only parameters of a function."""
+    found = inspect.signature(function).parameters.values()
+    return {each.name for each in found if each.kind is each.KEYWORD_ONLY}
+
+
+def test_every_threshold_of_check_is_an_option_and_an_argument_of_a_test():
+    limits = keywords(resemblance.check)
+    assert set(ThresholdOptions.__dataclass_fields__) == limits
+    assert keywords(assert_same_network) - {"record"} == limits

@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 from typer import Argument, Option
@@ -22,19 +22,20 @@ import resemblance as rs
 
 from .._utils.atomic_files import write_atomically
 from ..errors import DataError, ResemblanceError
-from ..gate.thresholds import collect_thresholds
 from . import output
 from .commands import app, read_class_names, write_flips
 from .load_or_record import NetworkArgument, RecordingNeeds, load_or_record
 from .options import (
     DEFAULT_RECORDING,
     FILE_OR_MODEL,
+    NO_THRESHOLDS,
     ClassNames,
     FlipsFile,
     Json,
     RecordingOptions,
+    ThresholdOptions,
     cli_options_in,
-    with_recording_options,
+    with_shared_options,
 )
 from .output import STANDARD_OUTPUT, TableColumn, check_outputs
 
@@ -42,44 +43,10 @@ if TYPE_CHECKING:
     from ..gate.verdict import Verdict
 
 _HELP_STDOUT = "; - for standard output."
-MaxDisagreement = Annotated[
-    Optional[float],
-    Option(metavar="x", help="Maximum share of samples with a different predicted class."),
-]
-MaxKL = Annotated[
-    Optional[list[str]],
-    Option(
-        metavar="x or pNN=x",
-        help="Maximum mean KL(base‖copy) in nats, or of a percentile (p99=0.05); repeatable.",
-    ),
-]
-MinDecibels = Annotated[
-    Optional[float],
-    Option(
-        metavar="x",
-        help="Minimum signal-to-noise ratio (SQNR) of features in dB, at the worst layer.",
-    ),
-]
-MinNeighbours = Annotated[
-    Optional[float],
-    Option(metavar="x", help="Minimum share of nearest neighbours in common (embeddings)."),
-]
-MinCosine = Annotated[
-    Optional[list[str]],
-    Option(
-        metavar="pNN=x",
-        help="Minimum cosine similarity of a sample's two embeddings, at a percentile (p01=0.98); "
-        "repeatable.",
-    ),
-]
-ThresholdsFile = Annotated[
-    Optional[Path],
-    Option(metavar="FILE.toml", help="Read thresholds from a file; options override it."),
-]
 
 
 @app.command()
-@with_recording_options
+@with_shared_options
 def check(
     base: Annotated[str, Argument(metavar="BASE", help=f"The original network. {FILE_OR_MODEL}")],
     copy: Annotated[
@@ -89,44 +56,7 @@ def check(
             help="Its quantised, pruned, fine-tuned or exported copy: a recording or a model.",
         ),
     ],
-    max_disagreement: MaxDisagreement = None,
-    max_kl: MaxKL = None,
-    max_js: Annotated[
-        Optional[list[str]],
-        Option(
-            metavar="x or pNN=x",
-            help="Maximum mean Jensen-Shannon divergence in nats, or of a percentile; repeatable.",
-        ),
-    ] = None,
-    min_kappa: Annotated[
-        Optional[float], Option(metavar="x", help="Minimum Cohen's kappa of the predictions.")
-    ] = None,
-    kl_cap: Annotated[
-        Optional[float],
-        Option(
-            metavar="x", help="Cap on the KL of a single sample in the mean, in nats. Default: 1."
-        ),
-    ] = None,
-    minimum: Annotated[
-        Optional[list[str]],
-        Option(
-            "--min",
-            metavar="KERNEL=x",
-            help="Minimum CKA of a kernel at the worst layer, or averaged over layers with "
-            "mean:KERNEL=x; repeatable.",
-        ),
-    ] = None,
-    min_db: MinDecibels = None,
-    min_neighbours: MinNeighbours = None,
-    min_cosine: MinCosine = None,
-    ignore_unmatched: Annotated[
-        bool,
-        Option(
-            "--ignore-unmatched",
-            help="Ignore layers of the base that have no counterpart in the copy.",
-        ),
-    ] = False,
-    thresholds: ThresholdsFile = None,
+    limits: ThresholdOptions = NO_THRESHOLDS,
     base_weights: Annotated[
         Optional[str], Option(metavar="FILE", help="Weights for the base, if it is a model.")
     ] = None,
@@ -171,23 +101,19 @@ def check(
     check_outputs(
         *files.values(),
         flips,
-        read=[base, copy, base_weights, copy_weights, thresholds, models.data, classes],
+        read=[base, copy, base_weights, copy_weights, limits.thresholds, models.data, classes],
     )
     names = read_class_names(classes, flips)
-    asked: dict[str, Any] = {"min": minimum, "min_db": min_db, "thresholds": thresholds}
-    asked |= {"max_disagreement": max_disagreement, "min_kappa": min_kappa, "kl_cap": kl_cap}
-    asked |= {"max_kl": max_kl or None, "max_js": max_js or None}
-    asked |= {"min_neighbours": min_neighbours, "min_cosine": min_cosine or None}
     networks = (
         NetworkArgument("base", base, base_weights),
         NetworkArgument("copy", copy, copy_weights, copy_dtype),
     )
     notes: list[str] = []
     with _errors_to_junit(junit):
-        needed = {x.kernel for x in collect_thresholds(**asked) if x.kernel}  # refuses wrong ones
+        needed = {x.kernel for x in limits.collected() if x.kernel}  # refuses wrong ones
         with output.warnings_once(notes):
             both = load_or_record(*networks, models, RecordingNeeds(tuple(sorted(needed))))
-            verdict = rs.check(*both, **asked, ignore_unmatched=ignore_unmatched)
+            verdict = rs.check(*both, **limits.given())
             notes += verdict.notes
     write_flips(flips, *both, names)
     texts = {
@@ -235,6 +161,7 @@ def _show_verdict(verdict: Verdict) -> None:
 
 
 @app.command("copies")
+@with_shared_options
 def compare_copies(
     base: Annotated[
         Path, Argument(metavar="BASE", help="Recording of the original network (.rsm).")
@@ -243,12 +170,7 @@ def compare_copies(
         list[Path],
         Argument(metavar="COPY...", help="Recordings of its copies, on the same samples (.rsm)."),
     ],
-    max_disagreement: MaxDisagreement = None,
-    max_kl: MaxKL = None,
-    min_db: MinDecibels = None,
-    min_neighbours: MinNeighbours = None,
-    min_cosine: MinCosine = None,
-    thresholds: ThresholdsFile = None,
+    limits: ThresholdOptions = NO_THRESHOLDS,
     json_file: Json = None,
     png: Annotated[
         Optional[Path],
@@ -265,12 +187,8 @@ def compare_copies(
 
     if png is not None:
         png = plots.picture_path(png)
-    check_outputs(json_file, png, read=[base, *files, thresholds])
-    limits: dict[str, Any] = {"max_disagreement": max_disagreement, "max_kl": max_kl or None}
-    limits |= {"min_db": min_db, "thresholds": thresholds}
-    limits |= {"min_neighbours": min_neighbours, "min_cosine": min_cosine or None}
-    asked = {name: limit for name, limit in limits.items() if limit is not None}
-    found = rs.copies(base, files, **asked)
+    check_outputs(json_file, png, read=[base, *files, limits.thresholds])
+    found = rs.copies(base, files, **limits.given())
     if png is not None:
         plots.save_figure(found.plot(), png)
     if not output.write_json(json_file, found.to_dict()):

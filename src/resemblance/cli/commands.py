@@ -64,7 +64,7 @@ from .options import (
     Weights,
     one_of_help,
     record_options,
-    with_recording_options,
+    with_shared_options,
 )
 from .output import check_outputs
 
@@ -505,7 +505,7 @@ def write_flips(
 
 
 @app.command()
-@with_recording_options
+@with_shared_options
 def compare(
     a: Annotated[str, Argument(metavar="A", help=f"The first network (rows). {FILE_OR_MODEL}")],
     b: Annotated[

@@ -12,13 +12,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 from typer import Argument, Option
 
 from ..recording.config import OPTIONS
 from ..similarity.kernels import KERNELS
+
+if TYPE_CHECKING:
+    from ..gate.thresholds import Threshold
 
 
 def one_of_help(names: Sequence[str]) -> str:
@@ -161,16 +164,112 @@ class RecordingOptions:
 DEFAULT_RECORDING = RecordingOptions()
 
 
-def with_recording_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose argument `models` is given on the command line as `RecordingOptions`."""
-    shared = inspect.signature(RecordingOptions, eval_str=True).parameters.values()
+@dataclass(frozen=True)
+class ThresholdOptions:
+    """What `check` and `copies` judge copies by: a field for each threshold of `rs.check`."""
+
+    max_disagreement: Annotated[
+        Optional[float],
+        Option(metavar="x", help="Maximum share of samples with a different predicted class."),
+    ] = None
+    max_kl: Annotated[
+        Optional[list[str]],
+        Option(
+            metavar="x or pNN=x",
+            help="Maximum mean KL(base‖copy) in nats, or of a percentile (p99=0.05); repeatable.",
+        ),
+    ] = None
+    max_js: Annotated[
+        Optional[list[str]],
+        Option(
+            metavar="x or pNN=x",
+            help="Maximum mean Jensen-Shannon divergence in nats, or of a percentile; repeatable.",
+        ),
+    ] = None
+    min_kappa: Annotated[
+        Optional[float], Option(metavar="x", help="Minimum Cohen's kappa of the predictions.")
+    ] = None
+    kl_cap: Annotated[
+        Optional[float],
+        Option(
+            metavar="x", help="Cap on the KL of a single sample in the mean, in nats. Default: 1."
+        ),
+    ] = None
+    min: Annotated[
+        Optional[list[str]],
+        Option(
+            "--min",
+            metavar="KERNEL=x",
+            help="Minimum CKA of a kernel at the worst layer, or averaged over layers with "
+            "mean:KERNEL=x; repeatable.",
+        ),
+    ] = None
+    min_db: Annotated[
+        Optional[float],
+        Option(
+            metavar="x",
+            help="Minimum signal-to-noise ratio (SQNR) of features in dB, at the worst layer.",
+        ),
+    ] = None
+    min_neighbours: Annotated[
+        Optional[float],
+        Option(metavar="x", help="Minimum share of nearest neighbours in common (embeddings)."),
+    ] = None
+    min_cosine: Annotated[
+        Optional[list[str]],
+        Option(
+            metavar="pNN=x",
+            help="Minimum cosine similarity of a sample's two embeddings, at a percentile "
+            "(p01=0.98); repeatable.",
+        ),
+    ] = None
+    ignore_unmatched: Annotated[
+        bool,
+        Option(
+            "--ignore-unmatched",
+            help="Ignore layers of the base that have no counterpart in the copy.",
+        ),
+    ] = False
+    thresholds: Annotated[
+        Optional[Path],
+        Option(metavar="FILE.toml", help="Read thresholds from a file; options override it."),
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """The arguments of `rs.check` that were given."""
+        return {name: value for name, value in vars(self).items() if value not in (None, [], False)}
+
+    def collected(self) -> tuple[Threshold, ...]:
+        """The thresholds, each once, or an error if one is out of its range."""
+        from ..gate.thresholds import collect_thresholds
+
+        given = self.given()
+        given.pop("ignore_unmatched", None)
+        return collect_thresholds(**given)
+
+
+NO_THRESHOLDS = ThresholdOptions()
+_OPTION_GROUPS: dict[str, type[Any]] = {"models": RecordingOptions, "limits": ThresholdOptions}
+
+
+def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose arguments `models` and `limits` are options on the command line.
+
+    A field of `RecordingOptions` or `ThresholdOptions` becomes an option.
+    """
+    groups: dict[str, list[inspect.Parameter]] = {}
     parameters: list[inspect.Parameter] = []
     for own in inspect.signature(command, eval_str=True).parameters.values():
-        parameters += shared if own.name == "models" else [own]
+        if own.name in _OPTION_GROUPS:
+            fields = inspect.signature(_OPTION_GROUPS[own.name], eval_str=True).parameters.values()
+            groups[own.name] = list(fields)
+        parameters += groups.get(own.name, [own])
 
     def run(**given: Any) -> None:
-        models = RecordingOptions(**{option.name: given.pop(option.name) for option in shared})
-        command(**given, models=models)
+        for group, options in groups.items():
+            values = {option.name: given.pop(option.name) for option in options}
+            given[group] = _OPTION_GROUPS[group](**values)
+        command(**given)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     keyword_only = [each.replace(kind=each.KEYWORD_ONLY) for each in parameters]
