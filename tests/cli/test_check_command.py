@@ -73,6 +73,12 @@ def test_copies_are_judged_by_the_thresholds_of_check(files, run):
     assert found["verdict"] == expected == ["passed", "failed"]
 
 
+def test_a_missing_kernel_is_recorded_by_an_option_of_record(files, run):
+    status, _, err = run("check", "base.rsm", "int8.rsm", "--min", "elementwise=0.8")
+    assert status == 2
+    assert err.endswith("lacks; record it again with --elementwise\n")
+
+
 # -- exit statuses ------------------------------------------------------------------------------
 
 
@@ -152,7 +158,7 @@ def test_the_paragraph_at_80_columns(files, run, monkeypatch):
 def test_a_mistake_exits_with_2_and_one_line(files, run):
     status, out, err = run("check", "base.rsm", "gone.rsm", "--max-disagreement", 0.1)
     assert (status, out) == (2, "")
-    assert err == "error: no file at gone.rsm; expected one written by Representation.save\n"
+    assert err.startswith("error: no file at gone.rsm; expected a recording, which `resemblance re")
 
 
 def test_what_nobody_expected_exits_with_70(files, run):

@@ -73,7 +73,8 @@ def test_info_reads_files_of_every_format_without_torch(logits, tmp_path):
 
 def test_a_missing_file(refused):
     assert refused("info", "gone.rsm") == (
-        "no file at gone.rsm; expected one written by Representation.save"
+        "no file at gone.rsm; expected a recording, which `resemblance record` and "
+        "Representation.save write"
     )
 
 

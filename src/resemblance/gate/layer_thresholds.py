@@ -7,6 +7,7 @@ were not drawn, so every pass states the rarest kind that would have been.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from ..similarity.jackknife import (
     are_unreliable,
     jackknife_deviations,
     min_effective_samples,
+    samples_to_trust_errors,
     standard_error,
     student_t,
 )
@@ -97,19 +99,23 @@ class LayerThresholds:
             f"{name} is constant in the base and not in the copy, so it has no score"
             for name in revived
         ]
-        unit = "samples" if self.base.settings.tokens_of_each is None else "sequences"
-        obstacles += scores.obstacles(of, self._units, unit)
+        obstacles += scores.obstacles(of, self.base)
 
         def decides(n: int, generator: np.random.Generator) -> bool:
             low, _, high = scores.drawn(n / self._units, generator).bounds()
             return bool((low >= of.limit).all() or (high < of.limit).any())
 
-        return self._concluded(of, measured, obstacles).plan(of, decides, self._units)
+        concluded = self._concluded(of, measured, obstacles).plan(of, decides, self._units)
+        doubt = scores.doubt()
+        if doubt and doubt not in (concluded.reason or ""):
+            concluded.remarks = (doubt, *concluded.remarks)
+        return concluded
 
     def _compare(self, kernel: Kernel) -> KernelComparison:
         """The comparison by one kernel; its remarks become notes."""
         found = compare_population(self.base, self.copy, kernel)
-        self.notes += [note.of_kernel(kernel) for note in found.notes]
+        said = [note for note in found.notes if note.code != "unreliable-errors"]  # by the finding
+        self.notes += [note.of_kernel(kernel) for note in said]
         self._name_extra(found.without_counterpart()[1])
         if found.matched_by == "similarity":
             self.notes.append(make_note("matched-by-similarity"))
@@ -321,6 +327,11 @@ class _Scores(NamedTuple):
         Student's t on the logarithm of what is missing from 1, with the variance of one more group
         of samples that moves a score as much as the farthest does. Upper bounds are corrected for
         the number of layers, as one that lies below a limit is enough to fail.
+
+        Where a few samples dominate, the next one may dominate too, and a jackknife cannot know it.
+        The lower bound then has the t of one degree of freedom, and allows for unseen samples that
+        carry 3 / n_eff of the kernel and have nothing in common: so much would have been seen with
+        95 %. A score loses up to twice their share. So a score far above a limit can pass.
         """
         assert self.deviations is not None
         error, df = (x.numpy() for x in standard_error([torch.from_numpy(self.deviations)]))
@@ -332,7 +343,29 @@ class _Scores(NamedTuple):
         t = student_t(1 - 2 * ERROR_RATE / len(self.layers), df)
         below = t * error / np.maximum(missing, 1e-300)
         low = 1 - most * np.exp(np.minimum(above, _MAX_EXPONENT))
+        wide = student_t(1 - 2 * ERROR_RATE, np.ones_like(df)) * error / most
+        unseen = -2 * math.log(ERROR_RATE) / np.maximum(self.n_eff, 1.0)
+        lowest = 1 - most * np.exp(np.minimum(wide, _MAX_EXPONENT)) - unseen
+        low = np.where(self.dominated, np.minimum(low, lowest), low)
         return np.maximum(low, -1.0), self.value, 1 - missing * np.exp(-below)
+
+    def doubt(self) -> str | None:
+        """Why the jackknife cannot be trusted; rounding does not hide that samples are too few."""
+        if (self.doubtful & ~self.dominated).any():
+            return "its standard error may be too small, because a few blocks dominate"
+        if not self.dominated.any():
+            return None
+        few, least = float(self.n_eff[self.dominated].min()), math.ceil(10 * self.least) / 10
+        return (
+            f"a few samples dominate (effective sample size {math.floor(10 * few) / 10:g}, at least "
+            f"{least:g} needed to trust the standard error), so its lower bound is wider"
+        )
+
+    @property
+    def dominated(self) -> np.ndarray:  # (layers,)
+        """Whether so few samples dominate that the jackknife alone cannot be trusted."""
+        dominated: np.ndarray = self.doubtful & (self.n_eff < self.least)
+        return dominated
 
     def drawn(self, scale: float, generator: np.random.Generator) -> _Scores:
         """The scores of `scale` times as many samples, drawn from the groups of these."""
@@ -342,22 +375,16 @@ class _Scores(NamedTuple):
         value = np.minimum(self.value + some.sum(0), 1.0)
         return self._replace(value=value, deviations=some - some.mean(0))
 
-    def obstacles(self, of: Threshold, units: int, unit: str) -> list[str]:
+    def obstacles(self, of: Threshold, base: Representation) -> list[str]:
         """Why scores that lie above a threshold do not pass it."""
-        if self.doubtful.any():
-            few = float(self.n_eff[self.doubtful].min())
-            if few >= self.least:
-                return [
-                    "its standard error may be too small, because a few blocks dominate; record "
-                    "more samples"
-                ]
-            enough = round_up_two_digits(units * self.least / few)
-            return [
-                "its standard error may be too small, because a few samples dominate (effective "
-                f"sample size {few:.0f}, at least {self.least:.0f} needed): record about "
-                f"{enough:,} {unit}"
-            ]
         low, _, _ = self.bounds()
+        if (self.doubtful & ~self.dominated).any():
+            return [f"{self.doubt()}; record more samples"]
+        if self.dominated.any() and (low < of.limit).any():
+            few = float(self.n_eff[self.dominated].min())
+            enough = round_up_two_digits(samples_to_trust_errors(base, few))
+            unit = "samples" if base.settings.tokens_of_each is None else "sequences"
+            return [f"{self.doubt()}; record about {enough:,} {unit}"]
         chance = self.chance_high
         # where chance alone meets a threshold, it is asked of what lies beyond chance
         required = np.where(chance < of.limit, chance, chance + of.limit * (1 - chance))

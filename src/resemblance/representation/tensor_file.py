@@ -29,6 +29,7 @@ GroupFilter = Callable[[Mapping[str, Any], Collection[str]], Collection[str]]
 
 DEFAULT_FORMAT = 2  # which is written, unless the header asks for a newer one
 NEWEST_FORMAT = 3  # which is read
+_MSG_RECORDING = "a recording, which `resemblance record` and Representation.save write"
 _DTYPE_NAMES = {
     "float16": "F16",
     "float32": "F32",
@@ -142,7 +143,7 @@ def _read(
 
 
 def _missing_file(path: Path) -> FormatError:
-    return FormatError(f"no file at {path}; expected one written by Representation.save")
+    return FormatError(f"no file at {path}; expected {_MSG_RECORDING}")
 
 
 def tensor_group(name: str) -> str:
@@ -157,8 +158,8 @@ def tensor_group(name: str) -> str:
 def _read_header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     if "resemblance" not in metadata:
         raise FormatError(
-            f"{path} is a safetensors file, but not one of this package's; expected one written by "
-            "Representation.save"
+            f"{path} is a safetensors file, but not one of this package's; expected "
+            f"{_MSG_RECORDING}"
         )
     text = metadata["resemblance"]
     try:

@@ -16,6 +16,7 @@ move the score by more than the recorded ones can show. The notes on that are ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -343,6 +344,17 @@ def min_effective_samples(a: Representation, held: int) -> float:
     """
     few = a.settings.tokens > 1 or a.samples <= FULL_GRAM_SAMPLES
     return max(1.5, min(_MIN_EFFECTIVE[few], held / 7))
+
+
+def samples_to_trust_errors(a: Representation, n_eff: float) -> float:
+    """How many samples, or sequences, have the n_eff that errors need, if it grows with them.
+
+    For a kernel with fewer: beyond 1,024 samples, of which parts alone are known, more are needed.
+    """
+    held = sum(a.block_sizes) // a.settings.tokens
+    needed = held * _MIN_EFFECTIVE[True] / n_eff
+    most = math.inf if a.settings.tokens > 1 else FULL_GRAM_SAMPLES
+    return needed if max(needed, held) <= most else held * _MIN_EFFECTIVE[False] / n_eff
 
 
 def unreliable_networks_note(

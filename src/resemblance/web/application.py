@@ -354,7 +354,7 @@ async def _write_chunks(
                 raise HTTPException(507, why) from error
     if not came:
         raise HTTPException(
-            422, "expected a file written by Representation.save, found an empty one"
+            422, "expected a recording of `resemblance record`; found an empty file"
         )
 
 
