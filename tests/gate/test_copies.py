@@ -142,3 +142,20 @@ def test_the_command_prints_a_table(
     assert (folder / "c.png").stat().st_size > 10_000
     status, out, err = run("copies", "base.rsm", *files, "--json", "-")
     assert json.loads(out)["name"] == ["near", "features-only", "far", "other-classes"]
+
+
+def test_a_warning_is_said_once_with_the_copies_that_it_is_about() -> None:
+    """Few samples are of all copies, a few that dominate are of some."""
+    few = [rs.record(network(0.1 * i), X[:40], name=f"net{i}") for i in range(3)]
+    with pytest.warns(UserWarning, match="only 40 samples") as said:
+        rs.copies(few[0], few[1:], min="features=0.5")
+    assert [str(w.message)[:4] for w in said] == ["only"]
+    x = torch.randn(600, 8, generator=torch.Generator().manual_seed(0))
+    heavy = torch.where(torch.arange(600)[:, None] < 5, 30 * x, x)
+    reps = [
+        rs.record_arrays(y, data_id="x", name=name)
+        for name, y in (("base", x), ("near", x + 0.1 * x.roll(1, 1)), ("heavy", heavy))
+    ]
+    with pytest.warns(UserWarning, match="may be too small") as said:
+        rs.copies(reps[0], reps[1:])
+    assert [str(w.message).partition(":")[0] for w in said] == ["heavy"]

@@ -112,16 +112,16 @@ def test_a_summary_says_how_far_when_and_where():
     assert trajectory().summary().splitlines() == [
         "3 checkpoints, cka of features and gradients at 2 layers, 50 samples.",
         "Features: similarity of first and last checkpoint 0.635 ± 0.002, mean over layers; "
-        "largest change from 0 to 10 (0.740).",
+        "neighbouring checkpoints differ most between 0 and 10 (similarity 0.740).",
         "First settled (similarity to the last checkpoint at least 0.9 from then on): low (at 0); "
         "last: high (not before the last).",
-        "First layer at which features diverge from 0, by checkpoint: low (10 to 200).",
+        "First layer at which features diverge from checkpoint 0: layer low (checkpoints 10 to 200).",
         "Gradients: similarity of first and last checkpoint 0.635 ± 0.002, mean over layers; "
-        "largest change from 0 to 10 (0.740).",
+        "neighbouring checkpoints differ most between 0 and 10 (similarity 0.740).",
         "First settled (similarity to the last checkpoint at least 0.9 from then on): low (at 0); "
         "last: high (not before the last).",
-        "First layer at which gradients diverge from 0, going back from the output, by checkpoint: "
-        "high (10 to 200).",
+        "First layer at which gradients diverge from checkpoint 0, going back from the output: layer "
+        "high (checkpoints 10 to 200).",
         "Predictions that differ from the last checkpoint's, of 50 samples: 60 ± 6 % (0), "
         "20 ± 2 % (10).",
         "Predictions that differ from the first checkpoint's, of 50 samples: 50 ± 5 % (10), "
@@ -147,7 +147,9 @@ def test_copies_that_part_nowhere_and_then_somewhere():
     scores[:, 0, 1] = 1
     replicates[..., 1] = 1
     said = alone(scores=scores, replicates=replicates)
-    assert "features diverge from 0, by checkpoint: none (10); low (200)." in said
+    assert (
+        "diverge from checkpoint 0: no layer (checkpoint 10); layer low (checkpoint 200)." in said
+    )
     same = alone(scores=np.ones((2, 3, 3)), replicates=np.ones((16, 2, 3)))
     assert "diverge from" not in same
     assert "1.000 ± 0.000, mean over layers" in same
@@ -159,7 +161,7 @@ def test_what_is_not_known_is_left_out_or_said():
     assert "Features: no layer has a score at the first and the last checkpoint." in said
     middle = course().scores.copy()
     middle[:, 1] = middle[:, :, 1] = np.nan  # of one checkpoint nothing is known
-    assert "largest change" not in alone(scores=middle)
+    assert "differ most" not in alone(scores=middle)
     one_group = alone(replicates=np.ones((1, 2, 3)))
     assert "last checkpoint 0.635, mean over layers" in one_group
     assert "Note: why." in trajectory(notes=("why",)).summary()

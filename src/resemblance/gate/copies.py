@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .._utils.formatting import printable
-from ..errors import DataError, MismatchError
-from ..representation.representation import RepresentationLike, as_representation
+from .._utils.formatting import join_names, printable
+from ..errors import DataError, MismatchError, ResemblanceWarning, warn
+from ..representation.representation import (
+    Representation,
+    RepresentationLike,
+    as_representation,
+)
 from ..similarity.agreement import Behaviour
 from ..similarity.compare import compare
 from ..similarity.comparison import FullComparison
@@ -132,7 +138,8 @@ def copies(
         (0.0,)
     """
     base = as_representation(base)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    said: dict[str, list[str]] = {}  # warnings, and the copies that they are about
     for other in others:
         copy = as_representation(other)
         if not same_samples(base, copy):
@@ -141,16 +148,12 @@ def copies(
                 f"{which} was recorded on different samples than {base.name!r}; omit it, or record "
                 "it on the same samples"
             )
-        compared = compare(base, copy)
-        assert isinstance(compared, FullComparison)
-        row = {"name": copy.name, **_numbers(compared)}
-        try:
-            row["verdict"] = check(base, copy, **thresholds).status if thresholds else ""
-        except MismatchError:  # as where classes differ: the other copies can be judged
-            row["verdict"] = NOT_COMPARABLE
-        rows.append(row)
+        with _warnings_held(copy.name, said):
+            rows.append(_row(base, copy, thresholds))
     if not rows:
         raise DataError("no copies to compare: expected at least one recording")
+    for text, names in said.items():  # of all copies, it is about the samples or the base
+        warn(text if len(names) == len(rows) else f"{join_names(names)}: {text}")
     rows.sort(key=lambda row: [math.inf if math.isnan(x) else x for x in _order(row)])
     tokens = base.settings.tokens_of_each
     samples = base.samples
@@ -160,6 +163,33 @@ def copies(
         sequences=None if tokens is None else samples // tokens,
         **{name: tuple(row[name] for row in rows) for name in _COLUMNS},
     )
+
+
+def _row(
+    base: Representation, copy: Representation, thresholds: Mapping[str, Any]
+) -> dict[str, Any]:
+    compared = compare(base, copy)
+    assert isinstance(compared, FullComparison)
+    row = {"name": copy.name, **_numbers(compared)}
+    try:
+        row["verdict"] = check(base, copy, **thresholds).status if thresholds else ""
+    except MismatchError:  # as where classes differ: the other copies can be judged
+        row["verdict"] = NOT_COMPARABLE
+    return row
+
+
+@contextlib.contextmanager
+def _warnings_held(name: str, said: dict[str, list[str]]) -> Iterator[None]:
+    """Hold this package's warnings back, to be given once, with the copies they are about."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResemblanceWarning)
+        yield
+    texts = [str(w.message) for w in caught if issubclass(w.category, ResemblanceWarning)]
+    for text in dict.fromkeys(texts):
+        said.setdefault(text, []).append(name)
+    for other in caught:
+        if not issubclass(other.category, ResemblanceWarning):
+            warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
 
 
 def _order(row: Mapping[str, Any]) -> tuple[float, ...]:

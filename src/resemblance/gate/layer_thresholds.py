@@ -355,9 +355,10 @@ class _Scores(NamedTuple):
             return "its standard error may be too small, because a few blocks dominate"
         if not self.dominated.any():
             return None
-        few, least = float(self.n_eff[self.dominated].min()), math.ceil(10 * self.least) / 10
+        few = math.floor(10 * float(self.n_eff[self.dominated].min())) / 10
+        least = math.ceil(10 * self.least) / 10
         return (
-            f"a few samples dominate (effective sample size {math.floor(10 * few) / 10:g}, at least "
+            f"a few samples dominate (effective sample size {few:g}, at least "
             f"{least:g} needed to trust the standard error), so its lower bound is wider"
         )
 

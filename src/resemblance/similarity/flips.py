@@ -140,7 +140,8 @@ class Flips(Result):
 
     def _sentences(self) -> Iterator[str]:
         one, two = map(printable, self.models)
-        ties = f"; {sum(self.near_tie):,} of these are near-ties" if self.index else ""
+        near = f"{sum(self.near_tie):,}" if any(self.near_tie) else "none"
+        ties = f"; {near} of these are near-ties" if self.index else ""
         yield (
             f"{one} and {two} predict different classes for {len(self.index):,} of "
             f"{count_samples(self.samples, None)}{ties}."

@@ -332,8 +332,8 @@ def _first_last_sentence(of: Trajectory, course: KernelTrajectory) -> str:
     out = f"{what}: similarity of first and last checkpoint {value:.3f}{bar}, mean over layers"
     if len(means) > 1 and not np.isnan(means).all():
         at = int(np.nanargmin(means))
-        out += f"; largest change from {_step_name(of, at)} to {_step_name(of, at + 1)}"
-        out += f" ({means[at]:.3f})"
+        ends = f"{_step_name(of, at)} and {_step_name(of, at + 1)}"
+        out += f"; neighbouring checkpoints differ most between {ends} (similarity {means[at]:.3f})"
     return f"{out}."
 
 
@@ -366,13 +366,13 @@ def _divergence_sentences(of: Trajectory, course: KernelTrajectory) -> list[str]
     told = []
     for layer, run in itertools.groupby(range(len(found)), lambda at: found[at].layer):
         at = [i + 1 for i in run]
-        where = "none" if layer is None else printable(layer)
+        where = "no layer" if layer is None else f"layer {printable(layer)}"
         ends = " to ".join(dict.fromkeys(_step_name(of, i) for i in (at[0], at[-1])))
-        told.append(f"{where} ({ends})")
-    back = " going back from the output," if course.kernel == "gradients" else ""
+        told.append(f"{where} (checkpoint{'s' if len(at) > 1 else ''} {ends})")
+    back = ", going back from the output" if course.kernel == "gradients" else ""
     return [
-        f"First layer at which {course.kernel} diverge from {_step_name(of, 0)},{back} by "
-        f"checkpoint: {'; '.join(told)}."
+        f"First layer at which {course.kernel} diverge from checkpoint {_step_name(of, 0)}{back}: "
+        f"{'; '.join(told)}."
     ]
 
 
