@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -427,3 +428,22 @@ def test_measures_of_real_copies_pass_and_fail():
     asked = {"max_kl": {"mean": 0.05, "p95": 0.2}, "max_js": 0.02, "min_kappa": 0.9}
     assert rs.check(a, recorded("int8"), **asked).status == "passed"
     assert rs.check(a, recorded("pruned"), **asked).status == "failed"
+
+
+def test_a_mean_out_of_reach_says_how_many_samples_or_which_cap_could_show_it():
+    """No 60 zeros show a mean below 0.055 at a cap of 1."""
+    z = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
+    rep = rs.record_arrays(outputs=z[:60], data_id="x")
+    finding = rs.check(rep, rep, max_kl=0.02).findings[0]
+    assert finding.status == "undecided"
+    said = (
+        r"60 samples can show no mean below 0\.05\d nats, (\d+) could, or these with `kl_cap=(.*)`"
+    )
+    could, cap = re.fullmatch(said, finding.remarks[0]).groups()
+    assert rs.check(rep, rep, max_kl=0.02, kl_cap=float(cap)).status == "passed"
+    many = rs.record_arrays(outputs=z[: int(could)], data_id="x")
+    assert rs.check(many, many, max_kl=0.02).status == "passed"
+    assert not any("can show" in x for x in rs.check(rep, rep, max_kl=0.1).findings[0].remarks)
+    js = rs.check(rep, rep, max_js=0.01).findings[0]
+    assert "60 samples can show no mean below" in js.remarks[0]
+    assert "cap" not in js.remarks[0]

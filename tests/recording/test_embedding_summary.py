@@ -110,6 +110,12 @@ def test_hidden_states_are_not_flattened():
     assert record(Hidden(), {"input_ids": ids}, logits="none", layers=["act"]).outputs is None
 
 
+def test_pooling_without_hidden_states_says_that_no_embeddings_are_stored():
+    with pytest.warns(UserWarning, match="no embeddings are stored: `pool='mean'` reads them off"):
+        rep = record(Encoder(lambda z: {"logits": z}), pool="mean", logits="none")
+    assert rep.embeddings is None
+
+
 def test_predictions_stay_predictions():
     rep = record(Encoder(lambda z: z))
     assert rep.embeddings is None

@@ -167,6 +167,12 @@ def test_the_command_records_a_file_of_arrays(ending, run, folder):
     assert (status, "out passes as a copy of" in out) == (0, True)
 
 
+def test_the_command_says_that_a_file_holds_outputs_only(run, folder):
+    np.savez(folder / "out.npz", outputs=np.random.default_rng(0).normal(size=(60, 4)))
+    status, out, _ = run("record", "--arrays", "out.npz", "--data-id", "d", "-o", "o.rsm")
+    assert (status, out.split(", ")[1]) == (0, "outputs only")
+
+
 def test_the_command_says_what_is_wrong_with_a_file_of_arrays(refused, folder):
     np.savez(folder / "x.npz", x=np.zeros((4, 2)))
     np.savez(folder / "out.npz", outputs=np.zeros((60, 2)))

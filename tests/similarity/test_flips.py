@@ -77,7 +77,7 @@ def test_flips_are_those_of_the_networks(samples: int) -> None:
 def test_a_summary_without_near_ties_says_none():
     z = torch.tensor([[4.0, 0.0, 0.0]]).repeat(60, 1)
     other = torch.where(torch.arange(60)[:, None] < 5, z.roll(1, 1), z)
-    one, two = (rs.record_arrays(None, logits=x, data_id="x") for x in (z, other))
+    one, two = (rs.record_arrays(outputs=x, data_id="x") for x in (z, other))
     assert "5 of 60 samples; none of these are near-ties." in rs.flips(one, two).summary()
 
 

@@ -115,16 +115,17 @@ def test_a_summary_says_how_far_when_and_where():
         "neighbouring checkpoints differ most between 0 and 10 (similarity 0.740).",
         "First settled (similarity to the last checkpoint at least 0.9 from then on): low (at 0); "
         "last: high (not before the last).",
-        "First layer at which features diverge from checkpoint 0: layer low (checkpoints 10 to 200).",
+        "First layer at which features diverge from checkpoint 0: layer low (checkpoints 10 to "
+        "200).",
         "Gradients: similarity of first and last checkpoint 0.635 ± 0.002, mean over layers; "
         "neighbouring checkpoints differ most between 0 and 10 (similarity 0.740).",
         "First settled (similarity to the last checkpoint at least 0.9 from then on): low (at 0); "
         "last: high (not before the last).",
-        "First layer at which gradients diverge from checkpoint 0, going back from the output: layer "
-        "high (checkpoints 10 to 200).",
-        "Predictions that differ from the last checkpoint's, of 50 samples: 60 ± 6 % (0), "
+        "First layer at which gradients diverge from checkpoint 0, going back from the output: "
+        "layer high (checkpoints 10 to 200).",
+        "Predictions that differ from those of the last checkpoint (50 samples): 60 ± 6 % (0), "
         "20 ± 2 % (10).",
-        "Predictions that differ from the first checkpoint's, of 50 samples: 50 ± 5 % (10), "
+        "Predictions that differ from those of the first checkpoint (50 samples): 50 ± 5 % (10), "
         "60 ± 6 % (200).",
     ]
 

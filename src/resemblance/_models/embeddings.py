@@ -18,6 +18,7 @@ from .logits import UNIT_TOLERANCE, LogitsReader
 
 _NAMES = ("sentence_embedding", "embeddings", "text_embeds", "image_embeds")
 _HIDDEN = "last_hidden_state"
+SEQUENCE_POOLS = ("mean", "first", "last")  # that make one vector of a sequence
 _MIN_DIMENSIONS = 3  # of vectors whose length shows that they are embeddings
 
 
@@ -45,7 +46,7 @@ def find_embeddings_reader(
     x = find_embedding(outputs)
     if x is None or why_unreadable(x) or len(x) != samples or logits.option not in ("auto", "none"):
         return None
-    flat, pooled = x.ndim == 2, x.ndim == 3 and pool in ("mean", "first", "last")
+    flat, pooled = x.ndim == 2, x.ndim == 3 and pool in SEQUENCE_POOLS
     if logits.option == "auto":
         lengths = torch.linalg.vector_norm(x.detach().double(), dim=-1)
         unit = bool(((lengths - 1).abs() < UNIT_TOLERANCE).all())

@@ -340,7 +340,8 @@ def _freeze_parameters(model: nn.Module) -> Iterator[None]:
             p for module, name in places if (p := module._parameters.get(name)) is not None
         ]
         for parameter in parameters:
-            parameter.requires_grad_(True)
+            with torch.inference_mode(parameter.is_inference()):  # else it cannot be set
+                parameter.requires_grad_(True)
 
 
 @contextlib.contextmanager

@@ -101,20 +101,26 @@ def unwrap_runnable(model: nn.Module) -> nn.Module:
             f"the model uses tensor parallelism ({name!r} is split over processes), so outputs of "
             "its layers are partial; record it unsharded, or with FSDP"
         )
-    if any(weight.is_inference() for weight in [*model.parameters(), *model.buffers()]):
-        raise DataError(
-            "the model's weights were created inside torch.inference_mode, so autograd cannot use "
-            "them; build or load the model outside of it"
-        )
     return model
 
 
 def require_gradients(model: nn.Module) -> None:
-    """An error for a network that another engine runs."""
+    """An error for a network that another engine runs, or with weights that autograd cannot use."""
     if isinstance(model, Runtime):
         raise LayerError(
             f"{model.source} runs outside of PyTorch, so there are no gradients; use the PyTorch "
             "model, or record features only with `gradients=False`"
+        )
+    _refuse_inference_weights(model)
+
+
+def _refuse_inference_weights(model: nn.Module) -> None:
+    """An error for weights that can neither be cast nor be differentiated with."""
+    if any(weight.is_inference() for weight in [*model.parameters(), *model.buffers()]):
+        raise DataError(
+            "the model's weights were created inside torch.inference_mode, so autograd cannot use "
+            "them; build or load the model outside of it, or record features only with "
+            "`gradients=False` and without `dtype`"
         )
 
 
@@ -142,6 +148,7 @@ def open_pass(
         raise DataError(f"call must be a function (model, batch) -> outputs; found {call!r}")
     run = call or run_function(model)
     if dtype is not None:
+        _refuse_inference_weights(model)
         run = partial(run_on_cast_inputs, run, dtype)
     retain_freed_memory()
     with run_in_eval_mode(model, frozen=frozen, dtype=dtype):

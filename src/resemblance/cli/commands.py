@@ -452,12 +452,16 @@ def samples(
 
 def _report_recording(rep: Representation, out: Path, json_file: str | None) -> None:
     """Save a recording and say so."""
+    from .._models.runtimes.runtime import OUTPUTS
+
     rep.save(out)
     if not output.write_json(json_file, output.file_facts(out)):
         skipped = f" ({rep.data.skipped} skipped)" if rep.data.skipped else ""
         part = "" if rep.complete else f", {output.describe_shards(rep.data.shards)}"
+        only = rep.layer_names == [OUTPUTS]
+        held = "outputs only" if only else count_noun(len(rep), "layer", "layers")
         output.print_line(
-            f"{out}: {rep.name}, {count_noun(len(rep), 'layer', 'layers')}, {rep.samples:,} "
+            f"{out}: {rep.name}, {held}, {rep.samples:,} "
             f"{rep.settings.unit}s{skipped}"
             f"{part}, {out.stat().st_size / 1e6:.1f} MB"
         )

@@ -18,6 +18,7 @@ from rich.cells import cell_len
 from .._utils import formatting as digits
 from .._utils.formatting import printable
 from ..representation.notes import ALARMS
+from ..similarity.jackknife import FULL_GRAM_SAMPLES
 from . import output
 from .output import (
     ELLIPSIS,
@@ -179,6 +180,8 @@ def _table_legend(of: Comparison, layout: TableLayout) -> Iterator[str]:
             yield f"Chance level (95 %): {', '.join(levels)}."
     if any(_is_at_chance(one).any() for one in of.parts):
         yield f"{_CHANCE_MARK} not above the 95 % chance level."
+    if first.samples[0] > FULL_GRAM_SAMPLES and first.tokens is None:
+        yield "± is the error for the recorded samples. `check` bounds scores of the population."
     if of.coordinates and of.coordinates.shared:
         yield "dB, cosine: drift of features, as signal-to-noise ratio and as cosine similarity."
 

@@ -8,6 +8,7 @@ nearly always predict the same class would agree as well.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -33,6 +34,7 @@ from .bounds import (
     Measurement,
     mean_bounds,
     mean_decides,
+    round_up_two_digits,
     share_bounds,
 )
 from .thresholds import Threshold, format_near_one
@@ -119,6 +121,22 @@ class OutputThresholds:
         if threshold.quantity == "kl":
             above = share_bounds((values > most).double().mean(1).numpy(), rows=self._tokens)
             found.remarks = (_capped(most, above, "samples"),)
+        return self._said_out_of_reach(found, threshold, most)
+
+    def _said_out_of_reach(
+        self, found: Measurement, threshold: Threshold, most: float
+    ) -> Measurement:
+        """The same, which says so where no mean could pass with so few samples."""
+        n = len(self._rows)
+        least = mean_bounds(np.zeros(n), most).high
+        if found.status(threshold) != "undecided" or least <= threshold.limit:
+            return found
+        unit = "samples" if self._tokens == 1 else "sequences"
+        could = round_up_two_digits(n * least / threshold.limit)
+        remark = f"{n:,} {unit} can show no mean below {least:.2g} nats, {could:,} could"
+        if threshold.quantity == "kl" and (cap := threshold.limit * most / least) > threshold.limit:
+            remark += f", or these with `kl_cap={math.floor(100 * cap) / 100:g}`"
+        found.remarks = (remark, *found.remarks)
         return found
 
     def _estimated_divergence(self, threshold: Threshold, most: float) -> Measurement:
@@ -150,7 +168,7 @@ class OutputThresholds:
         else:
             at_most = min(most, max(value, upper.value))
             found.remarks = (f"JS lies between {value:.3g} and {at_most:.3g} nats here",)
-        return found
+        return self._said_out_of_reach(found, threshold, most)
 
     def _estimated_share(
         self, threshold: Threshold, limits: tuple[Tensor, Tensor, Tensor], noise: float

@@ -20,7 +20,7 @@ from torch import Tensor
 from .._data.batches import batch_labels, num_samples
 from .._data.sources import Batch
 from .._models.capture import Rows
-from .._models.embeddings import EmbeddingsReader, find_embeddings_reader
+from .._models.embeddings import SEQUENCE_POOLS, EmbeddingsReader, find_embeddings_reader
 from .._models.language_models import token_ids
 from .._models.layer_outputs import Pool
 from .._models.logits import LogitsReader
@@ -279,6 +279,12 @@ def find_embeddings(run: ModelPass, logits: LogitsReader, pool: Pool) -> Embeddi
     if run.trial.drawn is not None:
         return None
     reader = find_embeddings_reader(logits, run.outputs, samples, pool)
+    if reader is None and logits.option == "none" and pool in SEQUENCE_POOLS:
+        warn(
+            f"no embeddings are stored: `pool={pool!r}` reads them off hidden states, which this "
+            "model does not return (a causal language model returns logits). Record the model "
+            "without its head"
+        )
     if reader is not None and (width := reader(run.outputs).shape[-1]) > MAX_DIMENSIONS:
         warn(
             f"embeddings are not stored: a recording holds up to {MAX_DIMENSIONS:,} dimensions, "
