@@ -29,7 +29,8 @@ def load(error):
 def test_whatever_is_raised_is_quoted_by_its_first_line():
     with pytest.raises(DataError) as refusal:
         load(OSError("not found\nand more"))
-    expected = "no tokeniser at 'bert' (not found); save it with the model"
+    tried = "there is no folder bert, and on the hub: not found"
+    expected = f"no tokeniser at 'bert' ({tried}); save it with the model"
     assert str(refusal.value) == expected
 
 
@@ -245,3 +246,21 @@ def test_the_mask_token_is_known():
 def test_what_is_no_tokenizer(other):
     with pytest.raises(DataError, match="tokenizer must be one of the libraries"):
         tokenizer_info(other)
+
+
+def test_a_path_that_is_not_there_is_not_asked_for_on_the_hub(tmp_path):
+    for name in (str(tmp_path / "gone"), "./gone", "models/mine/gone"):
+        with pytest.raises(DataError, match=f"no folder at {name}; expected one that exists"):
+            load_tokenizer(name)
+
+
+def test_the_log_of_the_hub_is_held_back_and_the_error_says_what_was_tried():
+    logging = pytest.importorskip("huggingface_hub.utils").logging
+    before, log = logging.get_verbosity(), logging.get_logger("huggingface_hub.utils._http")
+    refused = pytest.raises(
+        DataError, match=r"there is no folder net, and on the hub: offline\); sa"
+    )
+    with refused, convert_load_errors("net", "tokenizer", "save it"):
+        assert not log.isEnabledFor(30)  # a warning
+        raise OSError("offline")
+    assert logging.get_verbosity() == before

@@ -65,7 +65,7 @@ def test_a_hugging_face_folder_is_loaded_and_recorded(torchvision, tmp_path):
     mask = (torch.arange(12) < torch.randint(4, 12, (20, 1))).long()
     rep = rs.record(net, {"input_ids": ids, "attention_mask": mask}, pool="mean")
     assert [n for n in rep.layer_names if ".h." in n] == ["transformer.h.0", "transformer.h.1"]
-    with pytest.raises(DataError, match="no Hugging Face model at"):
+    with pytest.raises(DataError, match="no folder at"):
         load_model(f"hf:{tmp_path / 'nowhere'}")
 
 

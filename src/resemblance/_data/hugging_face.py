@@ -11,7 +11,10 @@ the same text gives the same tokens, whatever the library or its version.
 from __future__ import annotations
 
 import hashlib
+import socket
 import sys
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,9 +36,17 @@ _UNBOUNDED_LENGTH = 10**9  # what tokenizers say that know no longest sequence i
 
 @contextmanager
 def convert_load_errors(name: str, what: str, remedy: str) -> Iterator[None]:
-    """Loads what a name stands for, without its code: whatever is raised becomes a DataError."""
+    """Loads what a name stands for, without its code: whatever is raised becomes a DataError.
+
+    A path that is not there is not asked for on the hub, and the hub's own log of retries is held
+    back, as the error says what was tried.
+    """
+    missing = not name.startswith("gguf:") and not Path(name).expanduser().exists()
+    if missing and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise DataError(f"no folder at {name}; expected one that exists, or a name on the hub")
     try:
-        yield
+        with _quiet_hub():
+            yield
     except ResemblanceError:
         raise
     except Exception as error:  # each library and version has its own
@@ -43,7 +54,37 @@ def convert_load_errors(name: str, what: str, remedy: str) -> Iterator[None]:
             raise remote_code_error(name) from error
         if broken := broken_torchvision(error):
             raise broken from error
-        raise DataError(f"no {what} at {name!r} ({first_line(error)}); {remedy}") from error
+        tried = f"there is no folder {name}, and on the hub: " if missing else ""
+        raise DataError(f"no {what} at {name!r} ({tried}{first_line(error)}); {remedy}") from error
+
+
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """The hub's library logs errors alone, and not each time that it tries again."""
+    try:
+        from huggingface_hub.utils import logging
+    except ImportError:  # what is loaded without it does not ask the hub
+        yield
+        return
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def _hub_has_address() -> bool:
+    """Whether the hub's host is known here; a proxy may know it where this machine does not."""
+    if urllib.request.getproxies():
+        return True
+    from huggingface_hub.constants import ENDPOINT
+
+    try:
+        socket.getaddrinfo(urllib.parse.urlsplit(ENDPOINT).hostname, None)
+    except OSError:
+        return False
+    return True
 
 
 def remote_code_error(name: str) -> DataError:
@@ -69,6 +110,8 @@ def pretrained_source(name: str) -> tuple[str, dict[str, Any]]:
     """What `from_pretrained` takes for a name, a folder, or `gguf:FILE`; never a model's code."""
     options: dict[str, Any] = {"trust_remote_code": False}
     if not name.startswith("gguf:"):
+        if not Path(name).expanduser().exists() and not _hub_has_address():
+            options["local_files_only"] = True  # of the cache: asking again takes half a minute
         return name, options
     import_optional("gguf", "gguf", "gguf")
     path = Path(name.removeprefix("gguf:"))
