@@ -168,7 +168,7 @@ def test_copies_pruned_ever_more_give_a_curve_of_where_they_part(trained):
     falls = [each.fall or 0.0 for each in found.parting("gradients")]
     assert falls == sorted(falls)
     assert falls[-1] > 0.5
-    assert "gradients diverge from 0.0" in found.summary()
+    assert "gradients diverge from checkpoint 0.0" in found.summary()
 
 
 # -- what is said, and refused ---------------------------------------------------------------------

@@ -35,7 +35,7 @@ def test_a_layer_is_settled_once_it_stays_alike_beyond_two_errors():
     blank[1, 0] = blank[1, :, 0] = np.nan
     assert course(scores=blank).settled() == (0, None)
     for level in (0, 1.5, np.nan):
-        with pytest.raises(DataError, match="`level` must lie between 0 and 1"):
+        with pytest.raises(DataError, match="`level` must be between 0 and 1"):
             course().settled(level)
 
 
@@ -159,7 +159,7 @@ def test_copies_that_part_nowhere_and_then_somewhere():
 def test_what_is_not_known_is_left_out_or_said():
     blank = np.full((2, 3, 3), np.nan)
     said = alone(scores=blank, replicates=np.full((4, 2, 3), np.nan))
-    assert "Features: no layer has a score at the first and the last checkpoint." in said
+    assert "Features: no layer has a score at both the first and the last checkpoint." in said
     middle = course().scores.copy()
     middle[:, 1] = middle[:, :, 1] = np.nan  # of one checkpoint nothing is known
     assert "differ most" not in alone(scores=middle)

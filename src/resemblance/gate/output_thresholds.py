@@ -131,11 +131,13 @@ class OutputThresholds:
         least = mean_bounds(np.zeros(n), most).high
         if found.status(threshold) != "undecided" or least <= threshold.limit:
             return found
-        unit = "samples" if self._tokens == 1 else "sequences"
-        could = round_up_two_digits(n * least / threshold.limit)
-        remark = f"{n:,} {unit} can show no mean below {least:.2g} nats, {could:,} could"
+        remark = f"{n:,} {self._unit} can show no mean below {least:.2g} nats"
+        if found.needed is None:
+            remark += f", {round_up_two_digits(n * least / threshold.limit):,} could"
         if threshold.quantity == "kl" and (cap := threshold.limit * most / least) > threshold.limit:
-            remark += f", or these with `kl_cap={math.floor(100 * cap) / 100:g}`"
+            remark += f"; with `kl_cap={math.floor(100 * cap) / 100:g}` they can"
+        elif found.needed is not None:
+            return found
         found.remarks = (remark, *found.remarks)
         return found
 
