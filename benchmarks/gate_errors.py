@@ -155,7 +155,8 @@ class Population:
             sides = [(F.logsigmoid(s * one), F.logsigmoid(s * two)) for s in (1, -1)]
             log_p, log_q = (torch.stack(x, -1) for x in zip(*sides, strict=True))
         else:
-            log_p, log_q = one, two
+            # float32 rounds probabilities, which then do not sum to one
+            log_p, log_q = one.log_softmax(-1), two.log_softmax(-1)
         dims = tuple(range(2, log_p.ndim))
         if quantity == "kl":
             return (log_p.exp() * (log_p - log_q)).sum(dims).clamp(0, CAP)

@@ -39,9 +39,9 @@ def changed(change):
         (changed(lambda net: net.fc2.weight[0, 0].add_(1e-3)), "weights differ; pass"),
         (
             changed(lambda net: net.half()),
-            "weights differ, and are float16 where they were float32; .* in the precision",
+            "weights differ, and are float16 now and were float32; .* in the precision",
         ),
-        (nn.Sequential(nn.Identity()), "and are none where they were float32"),
+        (nn.Sequential(nn.Identity()), "and are none now and were float32"),
     ],
     ids=["other", "one weight", "precision", "no weights"],
 )

@@ -171,7 +171,7 @@ def test_mistakes_end_in_a_line(folder, refused):
     jobs = folder / "jobs.yaml"
     jobs.write_text("models: nets.py:small\ndata: digits\noptions: {betta: 1}\n")
     assert refused("sweep", "jobs.yaml") == (
-        "jobs.yaml, line 3: nothing is called 'betta'; nearest: beta, buckets"
+        "jobs.yaml, line 3: unknown key 'betta'; nearest: beta, buckets"
     )
     jobs.write_text("models: nets.py:small\ndata: digits\n")
     assert "--engine must be local or ray" in refused("sweep", "jobs.yaml", "--engine", "dask")

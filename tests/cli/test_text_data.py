@@ -194,9 +194,8 @@ def test_mistakes_are_one_line(run, refused, gpt2, folder):
         "--length 25 is more than the 24 tokens that 'gpt2' takes"
     )
     assert said("a.jsonl", model="nets.py:small") == (
-        "a.jsonl (text) holds text, and only models hf:NAME and gguf:FILE have a tokenizer. Name "
-        "a folder or a Hugging Face model that holds one with --tokenizer, or make the tokens in "
-        "FILE.py:FUNCTION"
+        "a.jsonl (text) is text, and only models hf:NAME and gguf:FILE have a tokenizer. Pass a "
+        "folder or a Hugging Face name as --tokenizer, or tokenize in FILE.py:FUNCTION"
     )
     assert said("a.jsonl", model="hf:small").startswith("the tokenizer at 'small' produces token 2")
 

@@ -37,7 +37,7 @@ class Aside(nn.Module):
 
 def test_a_weight_that_is_reached_around_the_parameters_is_not_taken_for_a_constant():
     model = networks.seeded(Aside)
-    with pytest.warns(ResemblanceWarning, match="reaches its weight 'body.weight' around"):
+    with pytest.warns(ResemblanceWarning, match="accesses its weight 'body.weight' outside"):
         rs.record(model, VECTORS, **IN_BATCHES, layers="head", compile=True)
     assert type(model.last) is torch.Tensor  # and no tensor without data
     assert model.last.sum().isfinite()

@@ -165,8 +165,8 @@ def test_gradients_of_int8_models_are_refused_by_the_layer_that_has_none():
     with pytest.raises(LayerError) as error:
         rs.record(model, X, **OPTIONS)
     assert str(error.value) == (
-        "layer 'fc2' (Linear) is quantised and has no backward pass, so no gradient reaches the "
-        "layers before it; record with `gradients=False`"
+        "layer 'fc2' (Linear) is quantised and has no backward pass, so gradients cannot reach "
+        "the layers before it; record with `gradients=False`"
     )
     assert [dict(module._forward_hooks) for module in model.modules()] == before
 

@@ -65,7 +65,7 @@ def test_outputs_that_are_no_predictions_are_not_kept():
     assert rs.record(image, images).outputs is None  # one prediction a pixel
     assert rs.record(networks.MLP(), X, logits="none", gradients=False).predictions is None
     wide = networks.MLP(classes=MAX_LABELS + 1)
-    with pytest.warns(ResemblanceWarning, match="up to 16,384 labels, not 16,385"):
+    with pytest.warns(ResemblanceWarning, match="up to 16,384 labels, found 16,385"):
         assert rs.record(wide, X, logits="sigmoid", gradients=False).outputs is None
 
 

@@ -48,4 +48,4 @@ def test_nbs_from_blocks_lies_above_that_of_all_samples():
     found = rs.compare(a, b, kernel="features", index="nbs")
     whole = reference.nbs(*(reference.centre(x["l0"] @ x["l0"].T) for x in (f, h)))
     assert found.scores[0, 0] > whole
-    assert any("lies above" in note for note in found.notes)
+    assert any("overestimates" in note for note in found.notes)

@@ -301,7 +301,7 @@ def test_a_base_model_is_matched_with_the_model_that_has_a_head(gpt2):
     assert found.without_counterpart() == (("lm_head:in",), ())
     turned = rs.compare(base, whole, kernel="features")
     assert turned.matching == found.matching.turned(found.scores)
-    assert "Without a counterpart, of GPT2LMHeadModel: lm_head:in." in turned.summary()
+    assert "Layers of GPT2LMHeadModel without a counterpart: lm_head:in." in turned.summary()
 
 
 # -- copies that were cut, narrowed or renamed -----------------------------------------------------
@@ -327,7 +327,7 @@ def test_a_pruned_copy_is_matched_layer_by_layer_and_says_what_is_gone():
     found = rs.compare(whole, cut, estimator="blocks", kernel="features")
     assert found.matching == Matching("name", (0, 1, None, 2))
     assert found.without_counterpart() == (("b",), ())
-    assert "Without a counterpart, of whole: b." in found.summary()
+    assert "Layers of whole without a counterpart: b." in found.summary()
     value, error, chance = found.by_layer()
     np.testing.assert_allclose(value[:2], 1, atol=1e-5)  # before the cut
     assert np.isnan([value[2], error[2], *chance[:, 2]]).all()

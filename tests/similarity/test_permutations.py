@@ -194,7 +194,7 @@ def test_too_few_permutations_are_refused(wrong):
 def test_what_cannot_be_permuted_is_refused_with_a_remedy():
     a, b = recorded(0, 60), recorded(1, 60)
     with pytest.raises(
-        DataError, match="spectral pairs no samples, so permuting them changes noth"
+        DataError, match="spectral does not pair samples, so permuting them changes noth"
     ):
         rs.compare(a, b, kernel="features", index="spectral", permutations=19)
     with pytest.raises(MismatchError, match=r"found 60 samples and the estimator 'buckets'\. Rec"):

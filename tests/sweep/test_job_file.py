@@ -79,7 +79,7 @@ def test_what_is_named_twice_is_recorded_once(asked):
     [
         ("models: a.py:f\n", "line 1: expected data to record, found none"),
         ("data: digits\nmodels: []\n", "line 2: expected models to record, found none"),
-        ("modles: a.py:f\n", "line 1: nothing is called 'modles'; nearest: models"),
+        ("modles: a.py:f\n", "line 1: unknown key 'modles'; nearest: models"),
         ("models: a.py:f\ndata: digits\nout: 3\n", "line 3: out must be a text; found 3"),
         ("models: a.py:f\ndata: digits\ncheckpoint: 9\n", "line 3: checkpoint must be true or"),
         ("data: digits\nmodels:\n  - a.py:f\n  - resnet\n", "line 4: no model is named 'resnet'"),
@@ -90,12 +90,12 @@ def test_what_is_named_twice_is_recorded_once(asked):
             "data: digits\nmodels:\n  - model: a.py:f\n    weights: [w*]\n",
             "line 4: 'w*' matches no file",
         ),
-        ("models: a.py:f\ndata:\n  d: {data: x, sise: 3}\n", "line 3: nothing is called 'sise'"),
+        ("models: a.py:f\ndata:\n  d: {data: x, sise: 3}\n", "line 3: unknown key 'sise'"),
         ("models: a.py:f\ndata:\n  d:\n    data: x\n    size: 0\n", "line 5: size must be 1 or"),
         ("models: a.py:f\ndata:\n  d: {data: x, packing: all}\n", "packing must be packed or each"),
         (
             "models: a.py:f\ndata: x\noptions:\n  seed: 0\n  bucket: 3\n",
-            "line 5: nothing is called 'bucket'; nearest: buckets",
+            "line 5: unknown key 'bucket'; nearest: buckets",
         ),
         (
             "models: a.py:f\ndata: x\noptions:\n  pool: men\n",
@@ -104,7 +104,7 @@ def test_what_is_named_twice_is_recorded_once(asked):
         ("models: a.py:f\ndata: x\noptions: 3\n", "line 3: options must be names with values"),
         (
             "models: [a.py:f, A.py:f]\ndata: x\n",
-            "line 1: 'A-f--x' would be the name of a.py:f on x and of A.py:f on x; give one a name",
+            "line 1: 'A-f--x' would be the name of a.py:f on x and of A.py:f on x; give one of them",
         ),
     ],
 )
