@@ -134,7 +134,9 @@ def test_without_norms_it_is_refused_and_not_chosen():
         rs.compare(*bare, kernel="product", estimator="ratio")
     with pytest.raises(DataError, match="plain CKA only, not rsa"):
         rs.compare(*reps, kernel="product", index="rsa", estimator="ratio")
-    with pytest.raises(DataError, match="sample norms belong to uncentred kernels; use `centre=False"):
+    with pytest.raises(
+        DataError, match="sample norms belong to uncentred kernels; use `centre=False"
+    ):
         rs.compare(*reps, kernel="features", estimator="ratio")
 
 

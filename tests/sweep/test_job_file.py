@@ -104,7 +104,7 @@ def test_what_is_named_twice_is_recorded_once(asked):
         ("models: a.py:f\ndata: x\noptions: 3\n", "line 3: options must be names with values"),
         (
             "models: [a.py:f, A.py:f]\ndata: x\n",
-            "line 1: 'A-f--x' would be the name of a.py:f on x and of A.py:f on x; give one of them",
+            "line 1: 'A-f--x' would be the name of a.py:f on x and of A.py:f on x; give one",
         ),
     ],
 )

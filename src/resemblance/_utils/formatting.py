@@ -180,6 +180,6 @@ def left_out_sentence(reasons: Mapping[str, int]) -> str:
     """A sentence on how many things were left out, by reason.
 
     >>> left_out_sentence({"damaged": 1200, "with other layers": 2})
-    'Left out: 1,200 damaged, 2 with other layers.'
+    'Skipped: 1,200 damaged, 2 with other layers.'
     """
     return f"Skipped: {', '.join(f'{count:,} {why}' for why, count in reasons.items())}."
