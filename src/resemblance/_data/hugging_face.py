@@ -67,7 +67,7 @@ def _quiet_hub() -> Iterator[None]:
         yield
         return
     level = logging.get_verbosity()
-    logging.set_verbosity_error()
+    logging.set_verbosity(logging.ERROR)
     try:
         yield
     finally:

@@ -433,12 +433,12 @@ class KernelComparison(Comparison):
         return float(value), float(error)
 
     def parting(self, *, least: float | None = None) -> LayerDivergence:
-        """Where the two networks part: the first layer at which scores fall beyond doubt.
+        """The first layer at which the two networks diverge: where scores drop significantly.
 
-        Features are read from the input on, where both agree. Gradients flow backwards through
-        whatever differs, so they are read from the output back. Every fall from a layer to the next
-        that has a score, the first one from 1, is tested with the jackknife of the difference;
-        the chance of any false finding among all layers is 5 %.
+        Features are compared in order from the input, where both networks agree. Gradients flow
+        backwards, so they are compared in order from the output. Every drop from one scored layer
+        to the next, the first one from 1, is tested with the jackknife of the difference. The
+        probability of any false finding among all layers is 5 %.
 
         Args:
             least: falls that are no larger do not count. None takes 1e-4 for features and 1e-2 for

@@ -196,10 +196,10 @@ class Coordinates(StoredResult):
         return bool(self.shared_layers.any())
 
     def parting(self, *, least: float = 6.0) -> LayerDivergence:
-        """Where the copy begins to move: the first layer whose features changed beyond doubt.
+        """The first layer at which the copy drifts: whose features changed significantly.
 
-        Layers are read from the input on, each against the one before it, the first against what
-        rounding leaves of a network; the chance of any false finding is 5 %. See
+        Layers are compared in order from the input, each with the one before it, and the first
+        with the rounding error of a recording. The probability of any false finding is 5 %. See
         `divergence`.
 
         Args:
