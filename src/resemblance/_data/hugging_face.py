@@ -67,7 +67,7 @@ def _quiet_hub() -> Iterator[None]:
         yield
         return
     level = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
+    logging.set_verbosity(40)  # errors, as of Python's own logging
     try:
         yield
     finally:
