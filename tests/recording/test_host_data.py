@@ -170,6 +170,14 @@ def pinned(monkeypatch):
     return threads
 
 
+def threads_left():
+    """How many threads there are once those of queues to workers, which are closed, have ended."""
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(timeout=10)
+    return threading.active_count()
+
+
 GROUPS = [np.arange(i, i + 6) for i in range(0, 24, 6)]
 
 
@@ -185,7 +193,7 @@ def test_batches_of_workers_are_pinned_beside_the_callers_thread(pinned):
         assert not x.is_shared()
     assert len(pinned) == 8
     assert threading.current_thread() not in pinned
-    assert threading.active_count() == before
+    assert threads_left() == before
     found = []
     later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
     later.start()
@@ -207,7 +215,7 @@ def test_memory_of_batches_is_freed_beside_the_thread_that_copies_them(pinned, m
     assert 6 <= len(threads) <= 8  # images and labels of three or four batches
     assert not {thread for thread, _ in threads} & {*pinned, threading.current_thread()}
     assert {left for _, left in threads[::2]} == {0}  # labels take less than a page and stay
-    assert threading.active_count() == before
+    assert threads_left() == before
 
 
 def test_memory_that_others_have_too_is_not_freed(pinned):
@@ -243,10 +251,7 @@ def test_the_end_of_a_pass_leaves_no_thread_of_the_loader(end, pinned):
     else:
         with pytest.raises(ZeroDivisionError, match="as it is") as kept:
             list(batches)
-    for thread in threading.enumerate():
-        if thread.name == "QueueFeederThread":  # of queues to the workers, which are closed
-            thread.join(timeout=10)
-    assert threading.active_count() == before
+    assert threads_left() == before
     del kept  # until here, with all that the frames held
 
 

@@ -60,7 +60,7 @@ def test_a_sender_that_falls_silent_is_not_waited_for():
 
 
 def test_an_empty_file_is_refused():
-    with pytest.raises(HTTPException, match="an empty one"):
+    with pytest.raises(HTTPException, match="found an empty file"):
         asyncio.run(taken(coming()))
 
 

@@ -34,7 +34,7 @@ def test_one_line_for_each_line(little):
     [
         (MemoryError(), "more memory", False),
         (RuntimeError("can't allocate memory: you tried"), "more memory", False),
-        (RuntimeError("/secret/path"), "could not be read (RuntimeError); the server", True),
+        (RuntimeError("/secret/path"), "could not be read (RuntimeError); see the server", True),
         (KeyError("x"), "could not be read (KeyError)", True),
         (RecursionError("deep"), "could not be read (RecursionError)", True),
     ],
