@@ -102,7 +102,7 @@ def test_the_quick_chain_runs_from_text_to_a_page(tmp_path):
     assert "![Scores against KL](figures/language.png)" in lines
     assert figure.stat().st_size > 10_000
     assert sum(line.startswith("| rounded to 8 bits |") for line in lines) == 2
-    assert {"## What to do", "## Masked models", "## Where a change shows"} <= set(lines)
+    assert {"## What to do", "## Masked models", "## Where a damaged block shows"} <= set(lines)
     assert "None" not in page.read_text()
     refused = subprocess.run(
         [sys.executable, "-m", "reproduction.language.tables", "--results", again],

@@ -67,7 +67,9 @@ def test_it_ends_in_the_check_that_catches_the_pruned_copy(told, run, monkeypatc
     monkeypatch.chdir(out)
     status, said, _ = run(*words[1:])
     assert status == 1
-    verdict = " ".join(said.split("\nNote:")[0].split())
+    table, paragraph = said.split("\nNote:")[0].strip().split("\n\n")
+    assert "✗" in table
+    verdict = " ".join(paragraph.split())
     assert " ".join(end.split()).endswith(f"{verdict} Exit status 1.")
     readme = (out / "README.md").read_text(encoding="utf-8")
     assert verdict in readme
